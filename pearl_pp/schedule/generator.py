@@ -1,0 +1,278 @@
+"""The slot generator: a pure function of (schedule, verdicts so far) to the instructions of each slot.
+
+Every rank runs its own copy on the same verdicts, so all know who sends what to whom next. No torch, no clock,
+no network. Times are ticks since the last restart (`TICKS` to a slot).
+"""
+
+from __future__ import annotations
+
+import itertools
+from enum import IntEnum
+
+from pearl_pp.decoding.window import Chunk, SequenceState
+from pearl_pp.messages import Verdict
+from pearl_pp.schedule.drafting import Occupancy, PlacedPass, PrefillProgress, split_pass
+from pearl_pp.schedule.instructions import Draft, ForwardTarget, Instruction, Kind, SendVerdict, SlotPlan, Transfer, Verify
+from pearl_pp.schedule.schedule import TICKS, Schedule
+
+
+class Phase(IntEnum):
+    """Order of instructions at the same time: a message follows the pass that made it and precedes its use."""
+
+    OUTPUT = 0
+    HANDOFF = 1
+    COMPUTE = 2
+    VERIFY = 3
+    VERDICT = 4
+
+
+class SlotGenerator:
+    """Generates the slots of one request.
+
+    Args:
+        schedule: the parameters; every rank has the same.
+        prompt_len, total_len, draft_end: see `SequenceState`.
+
+    `next_slot()` gives the instructions of the next slot; after a slot with a verdict, `apply(verdict)` is due.
+    """
+
+    def __init__(self, schedule: Schedule, prompt_len: int, total_len: int, draft_end: int) -> None:
+        self.state = SequenceState(prompt_len, total_len, draft_end)
+        self.schedule = schedule
+        self.kv_lengths = [[0] * len(replica) for replica in schedule.replicas]
+        self.num_verdicts = 0
+        self.num_draft_tokens = 0
+        self.num_hops = 0
+        self._slot = 0
+        self._replica = -1
+        self._awaits_verdict = False
+        self._prefill = PrefillProgress([len(replica) for replica in schedule.replicas])
+        self._set_pass_length(schedule)
+        self._restart()
+
+    @property
+    def finished(self) -> bool:
+        return self.state.stop != 0
+
+    def next_slot(self) -> SlotPlan:
+        """Instructions of the next slot.
+
+        Raises:
+            RuntimeError: when the verdict of the slot before has not been applied.
+        """
+        if self._awaits_verdict:
+            raise RuntimeError("a verdict is due before the next slot")
+        slot = self._window_slot
+        self._parts = [part for part in self._parts if part[2] > slot * TICKS]
+        self._enter_chunk(slot)
+        self._forward_target(slot)
+        self._draft(slot)
+        self._prefill_idle_replicas(slot)
+        self._share_tokens(slot)
+        leaving = next((c for c in self.state.in_flight if c.entry_slot + self.schedule.last_rank == slot), None)
+        if leaving is not None:
+            self._verify(slot, leaving)
+        due = sorted(e for e in self._events if e[0] == slot)
+        self._events = [e for e in self._events if e[0] != slot]
+        plan = SlotPlan(self._slot, slot, tuple(e[-1] for e in due), leaving is not None)
+        self._account(plan.instructions)
+        self._awaits_verdict = leaving is not None
+        self._slot += 1
+        self._window_slot += 1
+        return plan
+
+    def apply(self, verdict: Verdict) -> None:
+        """Takes the verdict of the slot just generated; it holds from the next slot on."""
+        if not self._awaits_verdict:
+            raise RuntimeError("no verdict is due")
+        self._awaits_verdict = False
+        self.num_verdicts += 1
+        self.state.apply(verdict)
+        if verdict.pass_ticks:
+            self._set_pass_length(self.schedule.with_pass_ticks(verdict.pass_ticks))
+        if verdict.restarts:
+            self._restart()
+
+    # -- entries and target passes
+
+    def _is_entry_slot(self, slot: int, drafted: int) -> bool:
+        if self._origin is None:  # the first chunk waits for the first window
+            return drafted >= min(self.state.committed + self.schedule.first_window, self._draft_end())
+        since_fill = slot - self._origin - (self.schedule.fill - 1)
+        return since_fill <= 0 or since_fill % self.schedule.verify_interval == 0
+
+    def _enter_chunk(self, slot: int) -> None:
+        if not self._is_entry_slot(slot, self.state.drafted):
+            return
+        if self.state.take_chunk(slot) and self._origin is None:
+            self._origin = slot
+
+    def _next_entry(self, slot: int) -> int | None:
+        """The slot after `slot` in which a chunk will enter if nothing more is drafted until then."""
+        if min(self._scheduled, self.state.total_len - 1) <= self.state.fed:
+            return None
+        if self._origin is None:
+            return slot + 1 if self._is_entry_slot(slot + 1, self._scheduled) else None
+        return next(k for k in itertools.count(slot + 1) if self._is_entry_slot(k, self._scheduled))
+
+    def _forward_target(self, slot: int) -> None:
+        for chunk in self.state.in_flight:
+            rank = slot - chunk.entry_slot
+            is_last = rank == self.schedule.last_rank
+            rows = chunk.num_judged if is_last else 0
+            self._emit(slot, slot * TICKS, Phase.COMPUTE, ForwardTarget(rank, chunk.start, chunk.end, rows))
+            if not is_last:
+                move = Transfer(Kind.ACTIVATION, rank, rank + 1, chunk.start, chunk.end)
+                self._emit(slot, (slot + 1) * TICKS, Phase.OUTPUT, move)
+
+    def _verify(self, slot: int, chunk: Chunk) -> None:
+        last, end = self.schedule.last_rank, (slot + 1) * TICKS
+        if self.num_verdicts in self.schedule.report_at:
+            for rank in range(self.schedule.world_size):
+                if rank != last:
+                    self._emit(slot, end, Phase.OUTPUT, Transfer(Kind.REPORT, rank, last, 0, 2))
+        drafted = self.state.num_drafted_for(chunk)
+        bonus = drafted < chunk.num_judged
+        self._emit(slot, end, Phase.VERIFY, Verify(last, chunk.first_judged, drafted, bonus))
+        self._emit(slot, end, Phase.VERDICT, SendVerdict(last, chunk.num_judged))
+
+    # -- draft passes
+
+    def _draft_end(self) -> int:
+        if not self.schedule.replicas:
+            return self.state.committed
+        limit = self.schedule.draft_limit
+        return self.state.draft_end if limit is None else min(self.state.draft_end, self.state.committed + limit)
+
+    def _draft(self, slot: int) -> None:
+        """Passes that start in this slot: each when the one before has ended, where it ends first."""
+        end = (slot + 1) * TICKS
+        self._clock = max(self._clock, slot * TICKS)
+        while self._clock < end and self._scheduled < self._draft_end():
+            placed = self._place_pass(slot)
+            if placed.start >= end:
+                return
+            self._emit_pass(placed)
+            self._clock = placed.finish
+
+    def _place_pass(self, slot: int) -> PlacedPass:
+        entries = [chunk.entry_slot for chunk in self.state.in_flight]
+        upcoming = self._next_entry(slot)
+        if upcoming is not None:
+            entries.append(upcoming)
+        occupancy = Occupancy(self.schedule.num_stages, entries, self._parts)
+        replicas = self.schedule.replicas
+        usable = [i for i in range(len(replicas)) if self._prefill.is_ready(i)] or range(len(replicas))
+        choices = [occupancy.place(i, replicas[i], self._shares[i], self._clock) for i in usable]
+        return min(choices, key=lambda placed: (placed.finish, placed.replica != self._replica, placed.replica))
+
+    def _emit_pass(self, placed: PlacedPass) -> None:
+        index, position = placed.replica, self._scheduled
+        self.num_hops += self._replica not in (index, -1)
+        self._replica = index
+        self._prefill.mark_ready(index)
+        self._hand_off(index, placed.start)
+        self._emit_parts(placed, self._planned_kv[index], position)
+        self._planned_kv[index] = position
+        self._finishing.append((placed.finish, index, position))
+        self._scheduled = position + 1
+
+    def _emit_parts(self, placed: PlacedPass, feed_start: int, feed_end: int) -> None:
+        replica = self.schedule.replicas[placed.replica]
+        for number, (shard, (start, finish)) in enumerate(zip(replica, placed.parts, strict=True)):
+            is_last = number == len(replica) - 1
+            draft = Draft(shard.rank, placed.replica, number, feed_start, feed_end, is_last)
+            self._emit(start // TICKS, start, Phase.COMPUTE, draft)
+            self._parts.append((shard.rank, start, finish))
+            if not is_last:
+                target = replica[number + 1].rank
+                move = Transfer(Kind.DRAFT_ACTIVATION, shard.rank, target, feed_start, feed_end, placed.replica)
+                self._emit((finish - 1) // TICKS, finish, Phase.OUTPUT, move)
+
+    def _hand_off(self, index: int, time: int) -> None:
+        """`ship`: entries the replica lacks come from the one that has most (DESIGN section 5)."""
+        have, available = self._planned_kv[index], max(self._planned_kv)
+        source = self._planned_kv.index(available)
+        if not self.schedule.ships_kv or have == 0 or available <= have:
+            return
+        for dst in self.schedule.replicas[index]:
+            for src in self.schedule.replicas[source]:
+                start, end = max(src.start, dst.start), min(src.end, dst.end)
+                if start < end:
+                    move = Transfer(Kind.KV, src.rank, dst.rank, have, available, index, source, start, end)
+                    self._emit(time // TICKS, time, Phase.HANDOFF, move)
+        self._planned_kv[index] = available
+
+    def _prefill_idle_replicas(self, slot: int) -> None:
+        """A replica not yet used reads the prompt on a rank that is idle for this whole slot, shard after shard."""
+        occupancy = Occupancy(self.schedule.num_stages, [c.entry_slot for c in self.state.in_flight], self._parts)
+        for index, shard_number in self._prefill.due():
+            replica = self.schedule.replicas[index]
+            shard, start = replica[shard_number], slot * TICKS
+            if not occupancy.is_free(shard.rank, start, start + TICKS):
+                continue
+            prompt_len = self.state.prompt_len
+            self._emit(slot, start, Phase.COMPUTE, Draft(shard.rank, index, shard_number, 0, prompt_len, False))
+            self._parts.append((shard.rank, start, start + TICKS))
+            if shard_number < len(replica) - 1:
+                target = replica[shard_number + 1].rank
+                move = Transfer(Kind.DRAFT_ACTIVATION, shard.rank, target, 0, prompt_len, index)
+                self._emit(slot, start + TICKS, Phase.OUTPUT, move)
+            if self._prefill.advance(index):
+                self._planned_kv[index] = prompt_len
+
+    def _share_tokens(self, slot: int) -> None:
+        """Tokens drafted in this slot go to rank 0, the last stage and every replica, one message per stay."""
+        end = (slot + 1) * TICKS
+        done = [f for f in self._finishing if f[0] <= end]
+        self._finishing = [f for f in self._finishing if f[0] > end]
+        while done:
+            index = done[0][1]
+            replica = self.schedule.replicas[index]
+            # A sharded replica needs each token on its first rank at once; a whole one can bundle its stay.
+            size = next((i for i, f in enumerate(done) if f[1] != index), len(done)) if len(replica) == 1 else 1
+            self._send_tokens(slot, done[size - 1][0], replica[-1].rank, done[0][2], done[size - 1][2] + 1)
+            self.state.drafted = done[size - 1][2] + 1
+            done = done[size:]
+
+    def _send_tokens(self, slot: int, time: int, src: int, start: int, end: int) -> None:
+        ends = {rank for replica in self.schedule.replicas for rank in (replica[0].rank, replica[-1].rank)}
+        readers = {0, self.schedule.last_rank, *ends}
+        for dst in sorted(readers - {src}):
+            self._emit(slot, time, Phase.OUTPUT, Transfer(Kind.TOKENS, src, dst, start, end))
+        if self.schedule.sends_probs and src != self.schedule.last_rank:
+            self._emit(slot, time, Phase.OUTPUT, Transfer(Kind.PROBS, src, self.schedule.last_rank, start, end))
+
+    # -- bookkeeping
+
+    def _account(self, instructions: tuple[Instruction, ...]) -> None:
+        """What these instructions leave behind is there even if the verdict drops the rest of their pass."""
+        for instruction in instructions:
+            if isinstance(instruction, Draft):
+                self.kv_lengths[instruction.replica][instruction.shard] = instruction.end
+                self.num_draft_tokens += instruction.samples
+            elif isinstance(instruction, Transfer) and instruction.kind is Kind.KV:
+                for number, shard in enumerate(self.schedule.replicas[instruction.replica]):
+                    if shard.rank == instruction.dst:
+                        self.kv_lengths[instruction.replica][number] = instruction.end
+
+    def _emit(self, slot: int, time: int, phase: Phase, instruction: Instruction) -> None:
+        self._number += 1
+        self._events.append((slot, time, phase, self._number, instruction))
+
+    def _set_pass_length(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self._shares = [split_pass(replica, schedule.pass_ticks) for replica in schedule.replicas]
+
+    def _restart(self) -> None:
+        """The next slot is slot 0; what was scheduled beyond it is dropped by every rank alike."""
+        kept = self.state.committed - 1
+        self.kv_lengths = [[min(length, kept) for length in lengths] for lengths in self.kv_lengths]
+        self._planned_kv = [min(lengths) for lengths in self.kv_lengths]
+        self._window_slot = self._clock = self._number = 0
+        self._origin: int | None = 0 if self.schedule.first_window == 0 else None
+        self._scheduled = self.state.committed
+        self._events: list[tuple[int, int, Phase, int, Instruction]] = []
+        self._parts: list[tuple[int, int, int]] = []
+        self._finishing: list[tuple[int, int, int]] = []
+        self._prefill.restart()

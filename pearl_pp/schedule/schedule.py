@@ -1,0 +1,100 @@
+"""The parameters of the slot generator: `ar`, `sd`, `pearl`, the ablations and every placement are values of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pearl_pp.schedule.placement import Placement, Replica
+
+# A slot is this many ticks, so that p/gamma is an integer for every gamma up to 16 and all arithmetic is exact.
+TICKS = 720_720
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Everything the generator needs besides the verdicts.
+
+    Args:
+        num_stages: N.
+        replicas: draft replicas; empty for plain decoding.
+        fill: F. verify_interval: p.
+        pass_ticks: length of one draft pass in ticks of a slot.
+        first_window: tokens drafted before the first chunk after a restart enters; 0 is pre-verify.
+        draft_limit: tokens drafted after a restart at most; None is post-verify (drafting never waits).
+        ships_kv: hand-off by KV entries; otherwise the replica feeds the missing tokens itself.
+        sends_probs: q travels with the drafted tokens.
+        report_at: numbers of the verdicts before which every rank reports its pass times to the last stage.
+    """
+
+    num_stages: int
+    replicas: tuple[Replica, ...] = ()
+    fill: int = 1
+    verify_interval: int = 1
+    pass_ticks: int = TICKS
+    first_window: int = 0
+    draft_limit: int | None = None
+    ships_kv: bool = False
+    sends_probs: bool = False
+    report_at: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.fill <= self.num_stages:
+            raise ValueError(f"fill {self.fill} must be in 1..{self.num_stages}")
+        if not 1 <= self.verify_interval <= self.num_stages:
+            raise ValueError(f"verify_interval {self.verify_interval} must be in 1..{self.num_stages}")
+        if self.pass_ticks < 1 or self.first_window < 0 or (self.draft_limit or 0) < 0:
+            raise ValueError("pass_ticks must be positive, first_window and draft_limit not negative")
+
+    @property
+    def last_rank(self) -> int:
+        return self.num_stages - 1
+
+    @property
+    def world_size(self) -> int:
+        return max([self.num_stages, *(s.rank + 1 for replica in self.replicas for s in replica)])
+
+    @property
+    def max_pass_ticks(self) -> int | None:
+        """A longer pass would never fit between two chunks; None where a replica shares no rank with the target.
+
+        In steady state a stage's rank holds a chunk in one slot of p.
+        """
+        if any(all(s.rank >= self.num_stages for s in replica) for replica in self.replicas):
+            return None
+        return max(1, self.verify_interval - 1) * TICKS
+
+    def with_pass_ticks(self, pass_ticks: int) -> Schedule:
+        """The same schedule with another pass length, cut to what fits."""
+        limit = self.max_pass_ticks
+        return replace(self, pass_ticks=max(1, min(pass_ticks, limit) if limit else pass_ticks))
+
+
+def plain(num_stages: int) -> Schedule:
+    """`ar`: every chunk is one token and its row is a bonus row."""
+    return Schedule(num_stages, verify_interval=num_stages, draft_limit=0)
+
+
+def speculative(
+    placement: Placement, gamma: int, *, pre_verify: bool = True, post_verify: bool = True, sends_probs: bool = False
+) -> Schedule:
+    """`pearl` and its ablations (paper, Table 4); without pre- and post-verify it is `sd`.
+
+    Args:
+        placement: replicas, F, p and the hand-off.
+        gamma: tokens drafted in p slots; for `sd` tokens per round.
+    """
+    # Where the target waits for the whole draft, slots do not divide the drafting: the round is drafted in slot 0.
+    interval = placement.verify_interval if pre_verify else 1
+    schedule = Schedule(
+        placement.num_stages,
+        placement.replicas,
+        placement.fill,
+        placement.verify_interval,
+        first_window=0 if pre_verify else gamma,
+        draft_limit=None if post_verify else gamma,
+        ships_kv=placement.handoff == "ship",
+        sends_probs=sends_probs,
+    )
+    if not pre_verify and not post_verify:
+        return replace(schedule, pass_ticks=max(1, interval * TICKS // gamma))
+    return schedule.with_pass_ticks(placement.verify_interval * TICKS // gamma)
