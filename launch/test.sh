@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Makes or reuses .venv with what tests need, checks style, rooms and types, and runs the whole suite.
+# Everything after the script's name goes to pytest: bash launch/test.sh tests/unit -k sampling
+set -euo pipefail
+. "$(dirname -- "${BASH_SOURCE[0]}")/_env.sh"
+ensure_env "test,dev"
+cd -- "$ROOT"
+
+step() {
+    say "$*"
+    "$VENV_PY" -m "$@"
+}
+step ruff check --output-format=concise .
+step ruff format --check .
+say "lint-imports"
+"$VENV_PY" -c 'from importlinter.cli import lint_imports_command as main; main()'
+step pyright --pythonpath "$VENV_PY"
+step pytest "$@"

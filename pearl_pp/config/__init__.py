@@ -1,0 +1,15 @@
+"""The options of a run: RunConfig, the flags and YAML files that make one, and placement files."""
+
+from pearl_pp.config.placement_file import PlacementFile, ShardEntry, read_placement_file
+from pearl_pp.config.run_config import OPTIONS, PRESETS, RunConfig, option_name, run_config
+
+__all__ = [
+    "OPTIONS",
+    "PRESETS",
+    "PlacementFile",
+    "RunConfig",
+    "ShardEntry",
+    "option_name",
+    "read_placement_file",
+    "run_config",
+]

@@ -1,0 +1,100 @@
+"""Turning what a user wrote into values, and what is wrong with it into one line."""
+
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from pearl_pp.errors import UserError
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """`"; did you mean 'gamma'?"`, or an empty string where nothing is near."""
+    originals = {name.replace("_", "-"): name for name in known}
+    matches = get_close_matches(word.replace("_", "-"), originals, n=1, cutoff=0.6)
+    return f"; did you mean {originals[matches[0]]}?" if matches else ""
+
+
+def first_user_error(
+    error: ValidationError, names: Mapping[str, str], values: Mapping[str, object] | None = None
+) -> UserError:
+    """The first fault pydantic found, as one line.
+
+    `names` maps a field to what the user calls it, `values` to what was written (else its faulty part).
+    """
+    faults = error.errors(include_url=False)
+    field = str(faults[0]["loc"][0]) if faults[0]["loc"] else ""
+    same_field = [fault for fault in faults if fault["loc"] and str(fault["loc"][0]) == field]
+    reasons = dict.fromkeys(_reason(fault["type"], fault["msg"]) for fault in same_field or faults[:1])
+    reason = " or ".join(reasons).replace(" or must be", " or")
+    return UserError(names.get(field, field), one_line((values or {}).get(field, faults[0]["input"])), reason)
+
+
+def _reason(kind: str, message: str) -> str:
+    """Pydantic's message in the words of a command line."""
+    if kind in ("missing", "bool_parsing"):
+        return {"missing": "is missing", "bool_parsing": "must be true or false"}[kind]
+    message = message.removeprefix("Value error, ").replace("Input should be", "must be")
+    message = message.split(", unable to parse")[0].split(", got a number")[0]
+    for pydantic_word, plain in (("integer", "whole number"), ("string", "text"), ("tuple", "list")):
+        message = message.replace(f"a valid {pydantic_word}", f"a {plain}")
+    return message.replace("a valid ", "a ")
+
+
+def one_line(value: object) -> str:
+    """A value as an error line shows it: never more than one line, never long."""
+    text = value if isinstance(value, str) and value.strip() else repr(value)
+    text = " ".join(text.split())
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """PyYAML keeps the last of two equal keys in silence; this loader refuses them."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                reason = f"{key.value} is there twice"
+                raise yaml.constructor.ConstructorError(None, None, reason, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(option: str, path: str) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises UserError naming `option` and the file."""
+    text = read_text(option, path)
+    try:
+        content = yaml.load(text, Loader=_UniqueKeyLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UserError(option, path, f"line {line}: {one_line(error.problem or 'not YAML')}") from None
+    except yaml.YAMLError as error:
+        raise UserError(option, path, f"not YAML: {one_line(str(error))}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise UserError(option, path, "must hold lines of the form name: value")
+    return content
+
+
+def read_text(option: str, path: str) -> str:
+    """The text of a UTF-8 file. Raises UserError naming `option` and the file."""
+    try:
+        return decode_utf8(option, path, Path(path).read_bytes())
+    except FileNotFoundError:
+        raise UserError(option, path, "no such file") from None
+    except OSError as error:
+        raise UserError(option, path, f"cannot be read: {error.strerror}") from None
+
+
+def decode_utf8(option: str, path: str, content: bytes) -> str:
+    """`content` without a byte-order mark; raises UserError naming the first line that is not UTF-8."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(option, path, f"line {line} is not UTF-8 text") from None

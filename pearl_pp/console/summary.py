@@ -1,0 +1,79 @@
+"""The tables at the end of a run. Every number has the name and formula of DESIGN section 9."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from pearl_pp.runtime.request import RequestOutput
+
+NOT_AVAILABLE = "n/a"
+
+# heading, metric, format
+COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("tokens", "num_output_tokens", "d"),
+    ("tokens/s", "decode_tokens_per_s", ".2f"),
+    ("TTFT s", "ttft_s", ".3f"),
+    ("acceptance", "acceptance_rate", ".1%"),
+    ("mean accepted", "mean_accepted_tokens", ".2f"),
+    ("tokens/target pass", "tokens_per_target_pass", ".2f"),
+)
+
+FORMULAS = (
+    "measured in a real run: tokens/s = (tokens-1) / time after the first; TTFT = time to the first verified "
+    "token; acceptance = accepted / (accepted+rejected); mean accepted = mean run of accepted tokens between "
+    "two rejections; n/a: no such rate"
+)
+
+
+def requests_table(outputs: Sequence[RequestOutput], totals: Mapping[str, Any]) -> Table:
+    """A row for each request and one for all of them."""
+    table = Table(box=box.SIMPLE, caption=FORMULAS, caption_justify="left", pad_edge=False)
+    table.add_column("prompt", justify="right")
+    for heading, _, _ in COLUMNS:
+        table.add_column(heading, justify="right")
+    table.add_column("end")
+    for number, output in enumerate(outputs, start=1):
+        end = "error" if output.error is not None else output.finish_reason or NOT_AVAILABLE
+        table.add_row(str(number), *_cells(output.metrics), end)
+    if len(outputs) > 1:
+        table.add_section()
+        table.add_row("all", *_cells(totals), "")
+    return table
+
+
+def per_rank_table(ranks: Sequence[Mapping[str, Any]]) -> Table:
+    """Where each rank's time went, the median of its passes, and its memory."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("rank", justify="right")
+    keys = [key for key in ranks[0] if key.endswith(("_s", "_ms")) or key in ("planned_bytes", "peak_bytes")]
+    for key in keys:
+        table.add_column(_heading(key), justify="right")
+    for number, rank in enumerate(ranks):
+        table.add_row(str(rank.get("rank", number)), *(_rank_cell(key, rank.get(key)) for key in keys))
+    return table
+
+
+def cell(value: object, form: str) -> str:
+    """A number as text; `n/a` for a rate that does not exist."""
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    return format(value, form) if is_number else NOT_AVAILABLE
+
+
+def _cells(metrics: Mapping[str, Any]) -> list[str]:
+    return [cell(metrics.get(name), form) for _, name, form in COLUMNS]
+
+
+def _heading(key: str) -> str:
+    for ending, unit in (("_s", " s"), ("_ms", " ms"), ("_bytes", " MiB")):
+        if key.endswith(ending):
+            return key.removesuffix(ending).replace("_", " ") + unit
+    return key.replace("_", " ")
+
+
+def _rank_cell(key: str, value: object) -> str:
+    if key.endswith("_bytes") and isinstance(value, int | float):
+        return cell(value / 2**20, ",.1f")
+    return cell(value, ".2f" if isinstance(value, float) else ",d")

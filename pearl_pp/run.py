@@ -1,0 +1,100 @@
+"""The main job: `torchrun --standalone --nproc-per-node 4 -m pearl_pp.run [options]`."""
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from pearl_pp.config import RunConfig
+from pearl_pp.config.flags import parse_flags
+from pearl_pp.console import leaving
+from pearl_pp.errors import UserError
+
+if TYPE_CHECKING:
+    from pearl_pp.runtime.engine import PearlPP
+
+Progress = Callable[[str, int, int], None]
+BuildEngine = Callable[[RunConfig, Progress | None], "PearlPP"]
+
+
+def build_engine(config: RunConfig, on_progress: Progress | None) -> "PearlPP":
+    """The engine of this rank. Imported late: a mistake in an option shows before torch has loaded."""
+    from pearl_pp.runtime.engine import PearlPP
+
+    return PearlPP(config, on_progress=on_progress)
+
+
+def main(argv: Sequence[str] | None = None, build: BuildEngine = build_engine) -> int:
+    """Run one rank; returns its exit code.
+
+    0: every prompt was answered; 1: one was not, or the run failed; 2: a mistake in options, files or models;
+    130: interrupted.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        config = _parse(sys.argv[1:] if argv is None else argv, rank)
+        return _lead(config, build) if rank == 0 else _follow(config, build)
+    except UserError as error:
+        return leaving.report_user_error(error, rank)
+    except KeyboardInterrupt:
+        return leaving.EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return leaving.EXIT_FAILED
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    except BaseException as error:
+        return leaving.report_failure(error, rank)
+
+
+def _parse(argv: Sequence[str], rank: int) -> RunConfig:
+    if rank == 0:
+        return parse_flags(argv)
+    with contextlib.redirect_stdout(io.StringIO()):
+        return parse_flags(argv)
+
+
+def _follow(config: RunConfig, build: BuildEngine) -> int:
+    """Any rank but 0: works on what rank 0 asks for, and prints nothing."""
+    engine = build(config, None)
+    for _ in engine.iterate([]):
+        pass
+    engine.close()
+    return 0
+
+
+def _lead(config: RunConfig, build: BuildEngine) -> int:
+    """Rank 0: reads the prompts, prints and records the answers."""
+    from pearl_pp.console.printing import Printer  # rich: rank 0 alone
+    from pearl_pp.console.prompts import fix_seed, load_prompts
+    from pearl_pp.console.record import JsonRecord, require_writable
+
+    prompts, seed = fix_seed(load_prompts(config))
+    require_writable("--json", config.json_file)
+    require_writable("--trace", config.trace)
+    printer = Printer(config, prompts)
+    try:
+        engine = build(config, printer.progress)
+        settings = config.record() if seed is None else config.record() | {"seed": seed}
+        plan = engine.plan.record()
+        record = JsonRecord(
+            config.json_file, config=settings, plan=plan, versions=engine.versions, mode="real"
+        )
+        printer.start(engine.plan.lines, seed)
+        for index, output in enumerate(engine.iterate(prompts, printer.text)):
+            record.add(output)
+            printer.finish(index, output)
+        engine.close()
+        printer.summary(record.outputs, record.totals())
+    finally:
+        printer.end_progress()
+    return leaving.EXIT_FAILED if any(output.error is not None for output in record.outputs) else 0
+
+
+if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an answer may hold what an ASCII terminal cannot show
+    leaving.watch_for_interrupt()
+    leaving.leave(main())

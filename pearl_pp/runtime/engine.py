@@ -1,0 +1,232 @@
+"""The engine: loads what belongs on this rank and answers prompts. Every rank runs the same calls."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+import transformers
+
+from pearl_pp.config import RunConfig, run_config
+from pearl_pp.decoding.sampling_params import SamplingParams
+from pearl_pp.decoding.stopping import finish_reason
+from pearl_pp.errors import UserError
+from pearl_pp.messages import Verdict
+from pearl_pp.planning.presets import FIRST_GAMMA
+from pearl_pp.runtime import intake, memory
+from pearl_pp.runtime.loading import ModelPair, OnProgress, agree, load_rank, open_pair
+from pearl_pp.runtime.metrics import empty_metrics, request_metrics
+from pearl_pp.runtime.plan import Plan
+from pearl_pp.runtime.rank_engine import RankEngine
+from pearl_pp.runtime.request import Prompt, Request, RequestOutput
+from pearl_pp.schedule.generator import SlotGenerator
+from pearl_pp.schedule.schedule import Schedule, plain, speculative
+from pearl_pp.telemetry import Event, Recorder, write_chrome_trace
+from pearl_pp.transport.base import Channel, Transport
+from pearl_pp.transport.torch_distributed import connect
+
+logger = logging.getLogger("pearl_pp")
+
+OnText = Callable[[int, str], None]
+
+# Warm-up: enough verdicts for medians of t and T with both models at work.
+_WARM_UP_TOKENS = 24
+_WARM_UP_REPORTS = (2, 6)
+
+
+class PearlPP:
+    """PEARL over pipeline stages, on all ranks of a torchrun job (or on one process alone).
+
+    Args:
+        config: all options; or give them by name (`PearlPP(target=..., placement="hop")`).
+        on_progress: called with (what, done bytes, total bytes) while weights are read.
+
+    Raises:
+        UserError: an option, a model folder or a placement that does not fit.
+    """
+
+    def __init__(
+        self, config: RunConfig | None = None, *, on_progress: OnProgress | None = None, **options: object
+    ) -> None:
+        if config is not None and options:
+            raise TypeError("give a RunConfig or options by name, not both")
+        self.config = config or run_config(options)
+        torch.set_grad_enabled(False)
+        self._transport: Transport = connect(self.config.device, self.config.timeout)
+        pair = open_pair(self.config, self._transport.world_size, self._transport.device)
+        agree(self._transport, pair)
+        module = load_rank(pair, self._transport, on_progress)
+        synchronize = torch.cuda.synchronize if self._transport.device.type == "cuda" else None
+        self._recorder = Recorder(self.config.trace is not None, synchronize)
+        self._rank_engine = RankEngine(self._transport, pair, module, self._recorder, self.config.verify)
+        self._pair = pair
+        schedule = make_schedule(self.config, pair)
+        planned = memory.gather_planned(self._transport, module, pair)
+        self.plan = Plan(pair, str(self._transport.device), schedule, planned, list(_notes(self.config, pair)))
+        self._warm_up()
+
+    @property
+    def rank(self) -> int:
+        return self._transport.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._transport.world_size
+
+    @property
+    def tokenizer(self) -> object | None:
+        return self._pair.vocabulary.tokenizer
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"torch": torch.__version__, "transformers": transformers.__version__}
+
+    def generate(
+        self, prompts: Sequence[str | Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Answers `prompts` in order; every rank returns the same texts, rank 0 with all metrics."""
+        return list(self.iterate(as_prompts(prompts, params or self.config.sampling_params())))
+
+    def iterate(self, prompts: Sequence[Prompt], on_text: OnText | None = None) -> Iterator[RequestOutput]:
+        """Answers prompts one by one. Collective: every rank must iterate; rank 0's prompts count.
+
+        Args:
+            on_text: called on rank 0 with (prompt number, new text) as text is verified.
+        """
+        if self.rank != 0:
+            yield from iter(self._follow, None)
+            return
+        for index, prompt in enumerate(prompts):
+            shown = intake.prompt_text(prompt)
+            try:
+                request = intake.make_request(prompt, self._pair)
+            except UserError as error:
+                self._announce({"prompt": shown, "error": str(error)})
+                yield RequestOutput(shown, [], [], "", None, error=str(error))
+                continue
+            self._announce({"prompt": shown, "request": request.to_bytes().decode()})
+            yield self._run(shown, request, None if on_text is None else lambda text, i=index: on_text(i, text))
+        self._announce({})
+
+    def close(self) -> None:
+        """Collective: writes the trace and disconnects."""
+        if self.config.trace is not None:
+            gathered = self._transport.gather_bytes(json.dumps(self._recorder.events).encode(), dst=0)
+            if gathered is not None:
+                events = [[Event(*fields) for fields in json.loads(payload)] for payload in gathered]
+                write_chrome_trace(self.config.trace, events)
+        self._transport.close()
+
+    # -- one request
+
+    def _announce(self, message: dict) -> None:
+        self._transport.broadcast_bytes(json.dumps(message).encode(), src=0)
+
+    def _follow(self) -> RequestOutput | None:
+        """The next request that rank 0 announces; None when there are no more."""
+        message = json.loads(self._transport.broadcast_bytes(None, src=0, timeout_s=_IDLE_S))
+        if "error" in message:
+            return RequestOutput(message["prompt"], [], [], "", None, error=message["error"])
+        if "request" in message:
+            return self._run(message["prompt"], Request.from_bytes(message["request"].encode()), None)
+        return None
+
+    def _run(self, prompt: str, request: Request, on_text: Callable[[str], None] | None) -> RequestOutput:
+        stop_checker = self._rank_engine.stop_checker(request)
+        prompt_ids = list(request.token_ids)
+        if request.total_len == len(prompt_ids):
+            return RequestOutput(prompt, prompt_ids, [], "", "length", metrics=empty_metrics())
+        if request.draft_end < request.total_len and self._pair.draft is not None:
+            logger.warning(
+                "the draft's context ends at position %d: from there on the target decodes alone",
+                self._pair.draft.max_positions,
+            )
+        self._recorder.reset()
+        self._transport.reset_counters()
+        output_ids: list[int] = []
+        times = [time.perf_counter()]
+
+        def on_verdict(generator: SlotGenerator, verdict: Verdict) -> None:
+            times.append(time.perf_counter())
+            output_ids.extend(verdict.token_ids)
+            stop_checker.feed(verdict.token_ids)
+            if on_text is not None and (piece := stop_checker.new_text()):
+                on_text(piece)
+
+        result = self._rank_engine.run(request, self.plan.schedule, on_verdict)
+        reason = finish_reason(stop_checker.reason)
+        output = RequestOutput(prompt, prompt_ids, output_ids, stop_checker.text(), reason)
+        clock = (times[0], times[1], times[-1])
+        output.metrics = request_metrics(result.generator, result.progress, clock, len(output_ids))
+        self._gather(output, result.logprobs)
+        return output
+
+    def _gather(self, output: RequestOutput, logprobs: list[float] | None) -> None:
+        """Collective: what only single ranks know reaches rank 0."""
+        mine = self._recorder.summary() | {
+            "handoff_bytes": self._transport.bytes_sent(Channel.HANDOFF),
+            "bytes_sent": sum(self._transport.bytes_sent(channel) for channel in Channel),
+            "messages_sent": sum(self._transport.messages_sent(channel) for channel in Channel),
+            "planned_bytes": self.plan.bytes_per_rank[self.rank],
+            "peak_bytes": memory.peak_bytes(self._transport.device),
+        }
+        gathered = self._transport.gather_bytes(json.dumps({"rank": mine, "logprobs": logprobs}).encode(), dst=0)
+        if gathered is None:
+            return
+        records = [json.loads(payload) for payload in gathered]
+        output.metrics["per_rank"] = [record["rank"] for record in records]
+        output.metrics["handoff_bytes"] = sum(record["rank"]["handoff_bytes"] for record in records)
+        output.logprobs = next((r["logprobs"] for r in records if r["logprobs"] is not None), None)
+
+    def _warm_up(self) -> None:
+        """Collective: a short run that makes every kind of pass and message once, and measures t and T."""
+        measures = self._pair.placement.gamma is None and self._pair.strategy == "pearl"
+        params = SamplingParams(max_new_tokens=_WARM_UP_TOKENS, ignore_eos=True)
+        prompt = Prompt(token_ids=(0, 1), params=params)
+        request = intake.make_request(prompt, self._pair)
+        request = replace(request, seed=0, report_at=_WARM_UP_REPORTS if measures else ())
+        if request.total_len <= len(request.token_ids):
+            return
+        result = self._rank_engine.run(request, self.plan.schedule)
+        if measures:
+            self.plan.schedule = self.plan.schedule.with_pass_ticks(result.generator.schedule.pass_ticks)
+
+
+# How long a rank waits for rank 0's next prompt, which may come from a person.
+_IDLE_S = 24 * 3600.0
+
+
+def make_schedule(config: RunConfig, pair: ModelPair) -> Schedule:
+    """The generator's parameters for a strategy: the only place that knows strategies by name."""
+    placement = pair.placement
+    if pair.strategy == "ar":
+        return plain(placement.num_stages)
+    gamma = placement.gamma or FIRST_GAMMA
+    takes_turns = pair.strategy == "sd"
+    return speculative(
+        placement,
+        gamma,
+        pre_verify=not (takes_turns or config.no_pre_verify),
+        post_verify=not (takes_turns or config.no_post_verify),
+    )
+
+
+def as_prompts(
+    prompts: Sequence[str | Prompt], params: SamplingParams | Sequence[SamplingParams]
+) -> list[Prompt]:
+    """Strings become prompts with `params`; prompts keep their own."""
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+    if len(each) != len(prompts):
+        raise UserError("params", len(each), f"must be one for all or one for each of {len(prompts)} prompts")
+    return [p if isinstance(p, Prompt) else Prompt(text=p, params=q) for p, q in zip(prompts, each, strict=True)]
+
+
+def _notes(config: RunConfig, pair: ModelPair) -> Iterator[str]:
+    if pair.strategy != config.strategy:
+        yield f"on one rank nothing is idle: {config.strategy} runs as {pair.strategy}"
+    if pair.placement.gamma is None and pair.strategy == "sd":
+        yield f"gamma is {FIRST_GAMMA} where none is given: with sd it is not measured"

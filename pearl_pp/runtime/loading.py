@@ -1,0 +1,153 @@
+"""From options to what lives on this rank: model folders, vocabulary, placement, stages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import transformers
+
+from pearl_pp import builtin
+from pearl_pp.config import RunConfig
+from pearl_pp.errors import UserError
+from pearl_pp.planning.presets import resolve_placement
+from pearl_pp.runtime.vocabulary import Vocabulary, load_vocabulary
+from pearl_pp.runtime.wiring import Wiring
+from pearl_pp.schedule.placement import Placement
+from pearl_pp.stages.deepspeed_pipeline import pipeline_module
+from pearl_pp.stages.rank_module import RankModule
+from pearl_pp.stages.source import ModelSource, open_model
+from pearl_pp.stages.stage import Stage, build_stage
+from pearl_pp.transport.base import Transport
+
+OnProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class ModelPair:
+    """Two checked model folders and what follows from them for every rank alike.
+
+    Args:
+        draft: None without speculation.
+        max_len: most positions a sequence may have.
+        dtype: of weights and activations of both models.
+    """
+
+    target: ModelSource
+    draft: ModelSource | None
+    vocabulary: Vocabulary
+    placement: Placement
+    strategy: str
+    dtype: torch.dtype
+    max_len: int
+
+    @property
+    def wiring(self) -> Wiring:
+        draft = self.draft or self.target
+        return Wiring(self.target.hidden_size, self.dtype, draft.hidden_size, self.dtype, self.vocabulary.size)
+
+    def header(self) -> dict[str, object]:
+        """What must be equal on all ranks for their messages to fit."""
+        return {
+            "target": _fingerprint(self.target),
+            "draft": self.draft and _fingerprint(self.draft),
+            "dtype": str(self.dtype),
+            "vocabulary": self.vocabulary.size,
+            "placement": self.placement.record(),
+            "strategy": self.strategy,
+            "max_len": self.max_len,
+            "transformers": transformers.__version__,
+        }
+
+
+def open_pair(config: RunConfig, num_ranks: int, device: torch.device) -> ModelPair:
+    """Checks everything that can be checked before weights are loaded.
+
+    Raises:
+        UserError: a folder, a tokenizer or a placement that does not fit.
+    """
+    strategy = "sd" if config.strategy == "pearl" and num_ranks == 1 else config.strategy
+    target = open_model(config.target or builtin.TARGET_DIR, "--target", config.trust_remote_code)
+    draft = None
+    if strategy != "ar":
+        draft = open_model(config.draft or builtin.DRAFT_DIR, "--draft", config.trust_remote_code)
+    wanted = config.model_copy(update={"strategy": strategy})
+    placement = resolve_placement(wanted, num_ranks, target.num_layers, draft.num_layers if draft else 0)
+    max_len = target.max_positions
+    if config.max_model_len is not None:
+        if config.max_model_len > max_len:
+            reason = f"is more than the target's {max_len} positions"
+            raise UserError("--max-model-len", config.max_model_len, reason)
+        max_len = config.max_model_len
+    vocabulary = load_vocabulary(target, draft)
+    for source in (target, draft):
+        if source is not None:
+            source.check()
+    dtype = pick_dtype(config.dtype, target.dtype, device)
+    return ModelPair(target, draft, vocabulary, placement, strategy, dtype, max_len)
+
+
+def pick_dtype(option: str, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
+    """`auto`: float32 on a CPU, on a GPU the checkpoint's (float16 for bfloat16 where the card lacks it)."""
+    if option != "auto":
+        return getattr(torch, option)
+    if device.type == "cpu":
+        return torch.float32
+    if checkpoint is torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.float16
+    return checkpoint
+
+
+def agree(transport: Transport, pair: ModelPair) -> None:
+    """Collective: every rank must have opened the same models in the same way.
+
+    Raises:
+        RuntimeError: a rank differs; says which and in what.
+    """
+    headers = transport.gather_bytes(json.dumps(pair.header(), sort_keys=True).encode(), dst=0)
+    answer = b""
+    if headers is not None:
+        parsed = [json.loads(header) for header in headers]
+        different = ((rank, key) for rank, h in enumerate(parsed) for key in h if h[key] != parsed[0][key])
+        if found := next(different, None):
+            rank, key = found
+            answer = f"rank {rank} has {key} {parsed[rank][key]}, rank 0 has {parsed[0][key]}".encode()
+    answer = transport.broadcast_bytes(answer, src=0)
+    if answer:
+        raise RuntimeError(answer.decode())
+
+
+def load_rank(pair: ModelPair, transport: Transport, on_progress: OnProgress | None) -> RankModule:
+    """Builds what the placement puts on this rank and nothing else."""
+    return pipeline_module(
+        transport.world_size, transport.rank, lambda rank: build_rank(pair, rank, transport.device, on_progress)
+    )
+
+
+def build_rank(
+    pair: ModelPair, rank: int, device: torch.device, on_progress: OnProgress | None = None
+) -> RankModule:
+    """The target stage and the draft shards of one rank."""
+
+    def build(source: ModelSource, start: int, end: int, what: str) -> Stage:
+        def progress(done: int, total: int) -> None:
+            if on_progress is not None:
+                on_progress(f"{what} layers {start}-{end - 1}", done, total)
+
+        return build_stage(
+            source, start, end, dtype=pair.dtype, device=device, max_len=pair.max_len, progress=progress
+        )
+
+    layers = pair.placement.stage_range(rank)
+    target = build(pair.target, *layers, "target") if layers else None
+    shards = {}
+    for number, shard in pair.placement.shards_on(rank).items():
+        assert pair.draft is not None
+        shards[number] = build(pair.draft, shard.start, shard.end, "draft")
+    return RankModule(target, shards)
+
+
+def _fingerprint(source: ModelSource) -> str:
+    return source.config.to_json_string()

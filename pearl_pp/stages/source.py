@@ -1,0 +1,176 @@
+"""A model folder before anything is loaded: what its config says, and whether its checkpoint fits."""
+
+import contextlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+
+from pearl_pp.errors import UserError
+from pearl_pp.stages import checkpoint, families
+from pearl_pp.stages.kv_cache import KVCache
+
+MAX_NAMES = 3
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A local Hugging Face folder. Made by `open_model`; `option` is the flag to blame in errors."""
+
+    path: Path
+    option: str
+    config: PreTrainedConfig
+    trust_remote_code: bool
+    eos_token_ids: frozenset[int]
+
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_hidden_layers
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding, padding rows included."""
+        return self.config.vocab_size
+
+    @cached_property
+    def max_positions(self) -> int:
+        return families.max_positions(self.config)
+
+    @property
+    def tied(self) -> bool:
+        """Whether head and embedding are one tensor, which the first and the last stage both hold."""
+        return bool(self.meta_model.all_tied_weights_keys)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The float type of the checkpoint; what the config says where there are no weights."""
+        found = [t.torch_dtype for t in self.tensors.values() if t.torch_dtype] if self._files() else []
+        declared = self.config.dtype or torch.float32
+        return max(set(found), key=found.count) if found else declared
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of one position's keys and values in all layers, as a `KVCache` holds them."""
+        kv_heads, head_dim = self._kv_shape
+        return self.num_layers * 2 * kv_heads * head_dim * dtype.itemsize
+
+    @cached_property
+    def _kv_shape(self) -> tuple[int, int]:
+        """KV heads and entry size, seen in a pass without memory: configs name them in many ways."""
+        module = self.decoder.module(self.meta_model)
+        cache = KVCache(0, self.num_layers, 1, torch.float32, torch.device("meta"))
+        token = torch.zeros(1, 1, dtype=torch.int64, device="meta")
+        with (
+            contextlib.suppress(Exception),
+            torch.inference_mode(),
+        ):  # some stop midway
+            module(input_ids=token, position_ids=token, **cache.as_arguments(module))
+        kv_heads, head_dim = cache.probed_shape()
+        if kv_heads:
+            return kv_heads, head_dim
+        config, num_heads = self.config, self.config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
+        return kv_heads, getattr(config, "head_dim", None) or config.hidden_size // num_heads
+
+    @cached_property
+    def meta_model(self) -> PreTrainedModel:
+        """The whole model without memory, for its structure. Not to be changed."""
+        return self.new_model(self.config.dtype or torch.float32)
+
+    @cached_property
+    def decoder(self) -> families.Decoder:
+        return families.find_decoder(self.meta_model, self.num_layers)
+
+    @cached_property
+    def tensors(self) -> dict[str, checkpoint.StoredTensor]:
+        """All tensors of the checkpoint by name, from the headers of its files. Raises UserError."""
+        tensors: dict[str, checkpoint.StoredTensor] = {}
+        for file in self._files():
+            try:
+                tensors |= checkpoint.list_tensors(file)
+            except FileNotFoundError as error:
+                raise self.error(f"{file.name} is missing") from error
+            except (SafetensorError, OSError) as error:
+                raise self.error(f"{file.name} cannot be read: {error}") from error
+        if not tensors:
+            others = sorted(
+                f.name for f in self.path.iterdir() if f.suffix in {".bin", ".pth", ".pt", ".gguf"}
+            )
+            hint = f" ({others[0]} is not supported)" if others else ""
+            raise self.error(f"no safetensors files{hint}")
+        return tensors
+
+    def new_model(self, dtype: torch.dtype, attention: str | None = None) -> PreTrainedModel:
+        """The whole model on the meta device: structure without memory."""
+        config = type(self.config).from_dict(self.config.to_dict())
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attention, trust_remote_code=self.trust_remote_code
+            )
+
+    def check(self) -> None:
+        """Compare the checkpoint with what the layers need, before anything is loaded. Raises UserError."""
+        tensors = self.tensors
+        if self.meta_model._is_stateful:
+            raise self.error(f"{self.config.model_type} keeps a recurrent state, which cannot be rolled back")
+        if (reason := families.cannot_be_cut(self.new_model(torch.float32), self.decoder)) is not None:
+            raise self.error(f"{self.config.model_type} cannot be cut into stages yet: {reason}")
+        mismatch = checkpoint.compare(self.new_model(self.dtype), tensors)
+        for names, what in (
+            (mismatch.missing, "missing from the checkpoint"),
+            (mismatch.wrong_shape, "of another shape than the config says"),
+            (mismatch.errors, "not convertible"),
+            (mismatch.unused, "in the checkpoint but not in the model"),
+        ):
+            if names:
+                more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+                raise self.error(f"tensors {what}: {', '.join(names[:MAX_NAMES])}{more}")
+
+    def error(self, reason: str) -> UserError:
+        return UserError(self.option, self.path, reason)
+
+    def _files(self) -> list[Path]:
+        index = self.path / "model.safetensors.index.json"
+        if index.is_file():
+            return sorted({self.path / name for name in json.loads(index.read_text())["weight_map"].values()})
+        return sorted(self.path.glob("*.safetensors"))
+
+
+def open_model(path: str | Path, option: str, trust_remote_code: bool = False) -> ModelSource:
+    """Read a model folder's configs; weights are looked at by `ModelSource.check`.
+
+    Raises UserError for what the user can mend: no folder, no config, quantised or unsupported models.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UserError(option, path, "no such folder")
+    if not (folder / "config.json").is_file():
+        raise UserError(option, path, "no config.json in this folder")
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (ValueError, KeyError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            option, path, f"config.json cannot be used (transformers {transformers.__version__}): {reason}"
+        ) from error
+    if (reason := families.refusal(config)) is not None:
+        raise UserError(option, path, reason)
+    return ModelSource(folder, option, config, trust_remote_code, _eos_token_ids(folder, config))
+
+
+def _eos_token_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int]:
+    """All ids that end a text: those of the generation config and of the config."""
+    found: list[int | list[int] | None] = [config.eos_token_id]
+    if (folder / "generation_config.json").is_file():
+        found.append(GenerationConfig.from_pretrained(folder).eos_token_id)
+    return frozenset(
+        i for ids in found if ids is not None for i in (ids if isinstance(ids, (list, tuple)) else [ids])
+    )

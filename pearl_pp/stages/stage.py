@@ -1,0 +1,182 @@
+"""A stage: consecutive layers of a model on one device, with their KV cache."""
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from pearl_pp.stages import checkpoint, families
+from pearl_pp.stages.attention import ATTENTION, query_groups
+from pearl_pp.stages.kv_cache import KVCache
+from pearl_pp.stages.layer_calls import LayerCalls, record_calls
+from pearl_pp.stages.source import ModelSource
+
+MIN_POSITIONS = 16  # what trying a stage out takes
+FIRST_POSITIONS = 2048  # tables are made for so many at first
+
+
+class Stage(nn.Module):
+    """Layers [start, end) of a Hugging Face causal language model, run one sequence at a time.
+
+    The first stage has the embedding, the last one the final norm and the head. Made by `build_stage`.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, source: ModelSource, start: int, end: int, max_len: int
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.start = start
+        self.end = end
+        self.is_first = start == 0
+        self.is_last = end == source.num_layers
+        self.hidden_size = source.hidden_size
+        self.vocab_size = source.vocab_size
+        self.dtype = model.config.dtype
+        self.device = next(model.parameters()).device
+        self.weight_bytes = sum(p.numel() * p.element_size() for p in set(model.parameters()))
+        self.cache = KVCache(start, end - start, max(max_len, MIN_POSITIONS), self.dtype, self.device)
+        self._layers_name = source.decoder.layers
+        self._base = source.decoder.module(model)
+        self._cache_arguments = self.cache.as_arguments(self._base)
+        self._embedding = model.get_input_embeddings()
+        self._exit = [getattr(self._base, name) for name in source.decoder.exit]
+        self._head = model.get_output_embeddings()
+        self._calls: LayerCalls | None = None
+        self._try_out()
+        self.cache.reset(max_len)
+
+    @property
+    def is_lean(self) -> bool:
+        """Whether the layers are called directly; else the model's own forward is, at more cost per pass."""
+        return self._calls is not None
+
+    def reset(self, max_len: int) -> None:
+        """Begin a new sequence of at most `max_len` positions."""
+        self.cache.reset(max_len)
+
+    @torch.inference_mode()
+    def run(self, inputs: torch.Tensor, start_pos: int, *, num_logits: int = 0) -> torch.Tensor:
+        """One pass over the positions start_pos .. start_pos + n - 1; entries beyond start_pos are cut first.
+
+        `inputs`: token ids int64 [n] on the first stage, else hidden states [n, hidden] in `dtype`; any device.
+        Returns hidden states [n, hidden], or on the last stage the logits [num_logits, vocab] of the last
+        `num_logits` rows, both in `dtype`. Raises ValueError where positions are missing before start_pos or
+        there are more than max_len.
+        """
+        end_pos = start_pos + inputs.shape[0]
+        self.cache.cut(start_pos)
+        self.cache.reserve(end_pos)
+        if self._calls is not None and end_pos > self._calls.num_positions:
+            self._calls = self._learn_calls(end_pos)
+        inputs = inputs.to(self.device)[None]
+        if self._calls is None:
+            output = self._model_forward(inputs, start_pos, num_logits)
+        else:
+            output = self._lean_forward(self._calls, inputs, start_pos, num_logits)
+        self.cache.length = end_pos
+        return output
+
+    def _lean_forward(
+        self, calls: LayerCalls, inputs: torch.Tensor, start_pos: int, num_logits: int
+    ) -> torch.Tensor:
+        hidden = self._embedding(inputs) if self.is_first else inputs
+        hidden = calls.run(hidden, start_pos)[0]
+        if not self.is_last:
+            return hidden
+        hidden = hidden[hidden.shape[0] - num_logits :]
+        for module in self._exit:
+            hidden = module(hidden)
+        return self._head(hidden)
+
+    def _model_forward(self, inputs: torch.Tensor, start_pos: int, num_logits: int) -> torch.Tensor:
+        arguments = {
+            "input_ids" if self.is_first else "inputs_embeds": inputs,
+            "position_ids": torch.arange(start_pos, start_pos + inputs.shape[1], device=self.device)[None],
+            **self._cache_arguments,
+        }
+        if self.is_last and num_logits:
+            return self.model(**arguments, logits_to_keep=num_logits).logits[0]
+        hidden = self._base(**arguments).last_hidden_state[0]
+        return hidden.new_empty(0, self.vocab_size) if self.is_last else hidden
+
+    @torch.inference_mode()
+    def _try_out(self) -> None:
+        """Learn the shapes of the KV entries from one token, then how to call the layers directly.
+
+        They are called so only if the model's own forward gives the very same numbers.
+        """
+        generator = torch.Generator().manual_seed(0)
+        if self.is_first:
+            inputs = torch.randint(self.vocab_size, (1, 8), generator=generator).to(self.device)
+        else:
+            inputs = torch.randn(1, 8, self.hidden_size, generator=generator).to(self.device, self.dtype)
+        self._model_forward(inputs[:, :1], 0, 1)
+        self.cache.allocate()
+        self._calls = self._learn_calls(8)
+        for start, end in ((0, 3), (3, 4), (4, 8)):
+            if self._calls is not None:
+                self.cache.length = start
+                rows, num_logits = inputs[:, start:end], end - start
+                expected = self._model_forward(rows, start, num_logits)
+                with contextlib.suppress(Exception):  # whatever a family's layers do not take
+                    if torch.equal(self._lean_forward(self._calls, rows, start, num_logits), expected):
+                        continue
+                self._calls = None
+
+    def _learn_calls(self, num_positions: int) -> LayerCalls | None:
+        """Run the model's forward once with recorders in place of its layers, for num_positions or more."""
+        num_positions = min(self.cache.max_len, max(FIRST_POSITIONS, 2 * num_positions))
+        layers, length = getattr(self._base, self._layers_name), self.cache.length
+
+        def forward(recorders: nn.ModuleList, hidden: torch.Tensor, position_ids: torch.Tensor) -> None:
+            setattr(self._base, self._layers_name, recorders)
+            self.cache.length = num_positions - hidden.shape[1]
+            self._base(inputs_embeds=hidden, position_ids=position_ids, **self._cache_arguments)
+
+        hidden = torch.zeros(1, 2, self.hidden_size, dtype=self.dtype, device=self.device)
+        try:
+            return record_calls(layers, forward, hidden, num_positions, query_groups(self.model.config))
+        except Exception:  # whatever a family's forward does not take; it stays in use as it is
+            return None
+        finally:
+            self.cache.length = length
+            setattr(self._base, self._layers_name, layers)
+
+
+def build_stage(
+    source: ModelSource,
+    start: int,
+    end: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    max_len: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> Stage:
+    """Build the stage of layers [start, end) and read its tensors, and no others, from the checkpoint.
+
+    `source` has been checked. `progress(done_bytes, total_bytes)` may be called from another thread.
+    """
+    device = torch.device(device)
+    model = source.new_model(dtype, _attention(source))
+    is_first, is_last = start == 0, end == source.num_layers
+    families.cut_layers(model, source.decoder, start, end)
+    families.drop_ends(model, source.decoder, is_first=is_first, is_last=is_last, keep_tied=True)
+    tensors = {}
+    for name, tensor in source.tensors.items():
+        number = families.layer_number(name)
+        if number is None or start <= number < end:
+            tensors[families.renumbered(name, start)] = tensor
+    checkpoint.load(model, tensors, device, progress)
+    families.drop_ends(model, source.decoder, is_first=is_first, is_last=is_last, keep_tied=False)
+    return Stage(model.eval().requires_grad_(False), source, start, end, max_len)
+
+
+def _attention(source: ModelSource) -> str | None:
+    """Our attention where the family's is plain scaled dot-product attention; else transformers' choice."""
+    family = type(source.meta_model)
+    plain = family._supports_attention_backend and family._supports_sdpa
+    return ATTENTION if plain and getattr(source.config, "attn_logit_softcapping", None) is None else None

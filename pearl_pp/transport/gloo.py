@@ -1,0 +1,166 @@
+"""Messages over gloo: the control plane everywhere, the tensor plane on CPUs and where ranks share a card."""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from pearl_pp.transport.base import Channel, PeerLost, Pending, TransportTimeout
+from pearl_pp.transport.point_to_point import Completed, PointToPointTransport
+
+MAX_UNFINISHED_SENDS = 32
+"""So many sends may be under way before the next one waits for the oldest. gloo cannot say without waiting
+whether a send is finished. Ranks post in one global order, so this wait cannot deadlock."""
+
+_UNUSED_TAG = 1 << 20
+
+
+def _nothing() -> None: ...
+
+
+class GlooTransport(PointToPointTransport):
+    """CONTROL goes over `control_group`, the other channels over `tensor_group`, each with a tag of its own.
+
+    Both groups span all ranks; `on_close` releases them. Tensors on a CUDA device are staged through pinned
+    memory. `first_tag` keeps several transports over one group apart.
+    """
+
+    def __init__(
+        self,
+        control_group: dist.ProcessGroup,
+        tensor_group: dist.ProcessGroup,
+        device: torch.device,
+        timeout_s: float,
+        on_close: Callable[[], None] = _nothing,
+        first_tag: int = 0,
+    ) -> None:
+        super().__init__(control_group.rank(), control_group.size(), device)
+        self._groups = [control_group] + [tensor_group] * (len(Channel) - 1)
+        self._timeout_s = timeout_s
+        self._timeout = timedelta(seconds=timeout_s)
+        self._on_close = on_close
+        self._first_tag = first_tag
+        self._unfinished: deque[_Message] = deque()
+        self._closed = False
+        self._broken = False
+
+    @property
+    def broken(self) -> bool:
+        return self._broken
+
+    def isend(self, channel: Channel, dst: int, tensor: torch.Tensor) -> Pending:
+        self._count(channel, tensor)
+        if tensor.numel() == 0:  # both sides know the shape, so an empty message need not be sent
+            return Completed(tensor)
+        host = tensor if tensor.is_cpu else _to_pinned(tensor)
+        # ProcessGroup.send is what dist.isend ends in, 4 us instead of 20
+        work = self._groups[channel].send([host.contiguous()], dst, self._first_tag + channel)
+        send = _Message(self, channel, dst, host, work)
+        if len(self._unfinished) >= MAX_UNFINISHED_SENDS:
+            self._unfinished.popleft().wait()
+        self._unfinished.append(send)
+        return send if host is tensor else Completed(tensor)
+
+    def irecv(self, channel: Channel, src: int, shape: Sequence[int], dtype: torch.dtype) -> Pending:
+        staged = channel is not Channel.CONTROL and self.device.type != "cpu"
+        host = torch.empty(shape, dtype=dtype, pin_memory=staged)
+        if host.numel() == 0:
+            return Completed(host.to(self.device) if staged else host)
+        work = self._groups[channel].recv([host], src, self._first_tag + channel)
+        return (_StagedReceive if staged else _Message)(self, channel, src, host, work)
+
+    def finish(self, work: dist.Work, channel: Channel, peer: int, timeout_s: float | None) -> None:
+        """Wait for `work`; turn gloo's errors into ours."""
+        seconds, limit = self._timeout_s, self._timeout
+        if timeout_s is not None:
+            seconds, limit = timeout_s, timedelta(seconds=timeout_s)
+        started = time.monotonic()
+        try:
+            work.wait(limit)
+        except RuntimeError as error:
+            self._broken = True
+            # gloo has one type and many texts for its errors; the clock tells a timeout from a lost peer
+            if time.monotonic() - started >= seconds - 0.001:
+                raise TransportTimeout(self.rank, peer, channel, seconds) from None
+            raise PeerLost(self.rank, peer, channel, _plain(error)) from None
+
+    def close(self) -> None:
+        if self._broken:
+            self.abort()
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            while self._unfinished:
+                self._unfinished.popleft().wait()
+            self.barrier()  # nobody tears down a connection that another rank still reads from
+        finally:
+            self._release()
+
+    def abort(self, reason: str = "aborted") -> None:
+        if self._closed:
+            return
+        self._closed = True
+        # Dropping a group closes nothing while somebody holds one of its messages; a wait that times out
+        # makes gloo close every connection of the group at once.
+        peer = (self.rank + 1) % self.world_size
+        for group in set(self._groups):
+            with contextlib.suppress(RuntimeError):
+                group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
+        self._unfinished.clear()
+        self._release()
+
+    def _release(self) -> None:
+        # connections close when nobody holds their group any more
+        self._groups = []
+        on_close, self._on_close = self._on_close, _nothing
+        on_close()
+
+
+class _Message:
+    """A message under way whose tensor is already in place. gloo's work can be waited for only once."""
+
+    __slots__ = ("_channel", "_peer", "_tensor", "_transport", "_work")
+
+    def __init__(
+        self, transport: GlooTransport, channel: Channel, peer: int, tensor: torch.Tensor, work: dist.Work
+    ) -> None:
+        self._transport = transport
+        self._channel = channel
+        self._peer = peer
+        self._tensor = tensor
+        self._work: dist.Work | None = work
+
+    def wait(self, timeout_s: float | None = None) -> torch.Tensor:
+        if self._work is not None:
+            self._transport.finish(self._work, self._channel, self._peer, timeout_s)
+            self._work = None
+        return self._tensor
+
+
+class _StagedReceive(_Message):
+    """Lands in pinned memory, ends on the transport's device."""
+
+    __slots__ = ()
+
+    def wait(self, timeout_s: float | None = None) -> torch.Tensor:
+        tensor = super().wait(timeout_s)
+        if tensor.is_cpu:
+            # the pinned block is reused only after this copy: torch's host allocator waits for the stream
+            self._tensor = tensor = tensor.to(self._transport.device, non_blocking=True)
+        return tensor
+
+
+def _to_pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in pinned host memory, complete on return: gloo reads it from another thread."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor)
+
+
+def _plain(error: RuntimeError) -> str:
+    """gloo's text without its source location and its greeting."""
+    return str(error).splitlines()[0].split("] ", 1)[-1].split(". ")[0]

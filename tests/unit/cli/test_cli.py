@@ -1,0 +1,101 @@
+"""The console script: what it starts, and whose exit code it returns."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pearl_pp import cli
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
+    """What would have been started."""
+    calls: list[tuple[int, list[str]]] = []
+
+    def launch(ranks: int, options: list[str]) -> int:
+        calls.append((ranks, options))
+        return 0
+
+    monkeypatch.setattr(cli, "_launch", launch)
+    return calls
+
+
+def test_run_takes_the_ranks_and_leaves_the_options(launched: list[tuple[int, list[str]]]) -> None:
+    assert cli.main(["run", "-n", "4", "--prompt", "a b", "--gamma=3"]) == 0
+    assert cli.main(["run", "--nproc-per-node=2", "--quiet"]) == 0
+    assert launched == [(4, ["--prompt", "a b", "--gamma=3"]), (2, ["--quiet"])]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["run", "-n", "4", "--gama", "3"], "--gama: no such option; did you mean --gamma?"),
+        (["run", "--gamma", "3"], "-n: say how many ranks to start, as in pearl-pp run -n 4"),
+        (["run", "-n", "0"], "-n 0: must be a whole number, at least 1"),
+        (["run", "-n", "four"], "-n four: must be a whole number, at least 1"),
+        (["run", "-n"], "-n: needs a number"),
+        (["rnu", "-n", "4"], "pearl-pp rnu: no such command; did you mean run?"),
+    ],
+)
+def test_a_mistake_is_one_line_and_starts_nothing(
+    argv: list[str], expected: str, launched: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(argv) == 2
+    assert capsys.readouterr() == ("", f"error: {expected}\n")
+    assert launched == []
+
+
+def test_help_lists_the_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert "run" in text
+    assert not any(later in text for later in ("bench", "doctor", "make-pair"))
+
+
+@pytest.mark.parametrize(("exit_code", "expected"), [(2, 2), (1, 1), (-9, 137)])
+def test_the_exit_code_is_that_of_the_first_rank_to_fail(
+    exit_code: int, expected: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import logging
+
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    def failure(rank: int, code: int, when: int) -> ProcessFailure:
+        failed = ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file="none")
+        failed.timestamp = when
+        return failed
+
+    def fail(_: Any) -> None:
+        raise ChildFailedError("run", {0: failure(0, -15, 200), 2: failure(2, exit_code, 100)})
+
+    monkeypatch.setattr(torchrun, "run", fail)
+    monkeypatch.setattr(logging, "disable", lambda _: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert cli.main(["run", "-n", "3"]) == expected
+    said = "error: rank 2 was ended by SIGKILL\n" if exit_code < 0 else ""
+    assert capsys.readouterr().err == said
+
+
+def test_a_mistake_of_rank_0_comes_back_once_through_torchrun(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing.txt")
+    command = [sys.executable, "-m", "pearl_pp.cli", "run", "-n", "2", "--prompts", missing]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: --prompts {missing}: no such file\n"
+
+
+def test_usage_without_a_command_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "usage: pearl-pp run" in capsys.readouterr().out
+
+
+def test_commands_are_a_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = SimpleNamespace(rest=None)
+    monkeypatch.setitem(cli.COMMANDS, "other", lambda rest: setattr(seen, "rest", list(rest)) or 5)
+    assert cli.main(["other", "x"]) == 5
+    assert seen.rest == ["x"]

@@ -1,0 +1,97 @@
+"""The JSON record: its keys, and that a crash leaves a whole file."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pearl_pp.console.record import JsonRecord, require_writable, write_atomically
+from pearl_pp.errors import UserError
+from pearl_pp.runtime.request import RequestOutput
+
+
+def record_at(path: Path) -> JsonRecord:
+    return JsonRecord(
+        str(path), config={"gamma": 5}, plan={"target": [1]}, versions={"torch": "2"}, mode="real"
+    )
+
+
+def output(text: str, *, logprobs: list[float] | None = None) -> RequestOutput:
+    return RequestOutput("p", [1], [2, 3], text, "stop", logprobs=logprobs)
+
+
+def test_keys_are_those_of_the_documentation(tmp_path: Path) -> None:
+    record = record_at(tmp_path / "r.json")
+    record.add(output("héllo", logprobs=[-0.5, -1.0]))
+    content = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    assert set(content) == {"requests", "config", "plan", "versions", "totals", "mode"}
+    assert (content["mode"], content["config"], content["plan"]) == ("real", {"gamma": 5}, {"target": [1]})
+    names = ["prompt", "prompt_token_ids", "token_ids", "text", "finish_reason", "error", "metrics"]
+    assert list(content["requests"][0]) == [*names, "logprobs"]
+    record.add(output("no logprobs"))
+    content = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    assert list(content["requests"][1]) == names
+    assert content["requests"][0]["text"] == "héllo"
+
+
+def test_the_file_holds_each_request_as_soon_as_it_is_added(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    record = record_at(path)
+    for count in range(4):
+        assert len(json.loads(path.read_text())["requests"]) == count
+        record.add(output(str(count)))
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_scrap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.json"
+    write_atomically(str(path), "old")
+
+    def no_space(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "replace", no_space)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(str(path), "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["r.json"]
+
+
+def test_readers_never_see_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "r.json"
+    write_atomically(str(path), "old")
+    replace = os.replace
+
+    def check_then_replace(source: str, target: str) -> None:
+        assert path.read_text() == "old" and Path(source).read_text() == "new" * 100_000
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", check_then_replace)
+    write_atomically(str(path), "new" * 100_000)
+    assert path.read_text() == "new" * 100_000
+
+
+def test_permissions_and_links_are_those_of_a_plain_write(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.json", tmp_path / "link.json"
+    (tmp_path / "plain").write_text("")
+    link.symlink_to(real)
+    write_atomically(str(link), "x")
+    assert link.is_symlink() and real.read_text() == "x"
+    assert real.stat().st_mode == (tmp_path / "plain").stat().st_mode
+    real.chmod(0o640)
+    write_atomically(str(real), "y")
+    assert real.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_run(tmp_path: Path) -> None:
+    require_writable("--json", None)
+    require_writable("--json", str(tmp_path / "new.json"))
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(
+        UserError, match=r"^--json .*/no/r.json: cannot be written: No such file or directory$"
+    ):
+        require_writable("--json", str(tmp_path / "no" / "r.json"))
+    with pytest.raises(UserError, match=r"^--trace .*: is a folder$"):
+        require_writable("--trace", str(tmp_path))
