@@ -4,7 +4,7 @@
 set -euo pipefail
 . "$(dirname -- "${BASH_SOURCE[0]}")/_env.sh"
 if ! _has_nvidia_gpu && [ "${1:-}" != "--rehearse-on-cpu" ]; then
-    say "check_gpus: no NVIDIA GPU here (nvidia-smi lists none); nothing was checked"
+    say "no NVIDIA GPU here (nvidia-smi lists none); nothing was checked"
     exit 2
 fi
 ensure_env "test"

@@ -72,14 +72,14 @@ def save_pair(root: Path, name: str, **changes: Any) -> tuple[Path, Path]:
 
 
 @cache
-def _reference(folder: Path) -> PreTrainedModel:
+def reference(folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def oracle(folder: Path, prompt: list[int], max_new_tokens: int, **options: Any) -> list[int]:
     """One-process Hugging Face `generate` on the target, greedy."""
     with torch.inference_mode():
-        ids = _reference(folder).generate(
+        ids = reference(folder).generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
             do_sample=False,

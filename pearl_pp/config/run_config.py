@@ -48,13 +48,9 @@ class RunConfig(SamplingParams):
     draft: str | None = Field(
         default=None, description="draft model, a Hugging Face folder; same tokenizer as the target"
     )
-    trust_remote_code: bool = Field(
-        default=False, description="run Python code that comes with a model folder"
-    )
+    trust_remote_code: bool = Field(default=False, description="run Python code that comes with a model folder")
 
-    prompt: tuple[str, ...] = Field(
-        default=(), description="a prompt; repeatable (default: the built-in prompts)"
-    )
+    prompt: tuple[str, ...] = Field(default=(), description="a prompt; repeatable (default: the built-in prompts)")
     prompts: str | None = Field(
         default=None, description="FILE.txt (a prompt a line), FILE.jsonl, or - (standard input)"
     )
@@ -63,53 +59,25 @@ class RunConfig(SamplingParams):
     strategy: Literal["pearl", "sd", "ar"] = Field(
         default="pearl", description="PEARL, plain speculative decoding, or the target alone"
     )
-    placement: str = Field(
-        default="auto", description=f"where the draft works: {', '.join(PRESETS)}, or a FILE.yaml"
-    )
-    gamma: AutoOrCount = Field(
-        default="auto", description="tokens drafted per verify interval; with sd, per round"
-    )
-    fill: AutoOrCount = Field(
-        default="auto", description="slots after a restart in which a chunk may enter (F)"
-    )
-    verify_interval: AutoOrCount = Field(
-        default="auto", description="slots between two chunks after the fill (p)"
-    )
-    layer_split: tuple[PositiveInt, ...] | None = Field(
-        default=None, description="target layers of each stage"
-    )
+    placement: str = Field(default="auto", description=f"where the draft works: {', '.join(PRESETS)}, or a FILE.yaml")
+    gamma: AutoOrCount = Field(default="auto", description="tokens drafted per verify interval; with sd, per round")
+    fill: AutoOrCount = Field(default="auto", description="slots after a restart in which a chunk may enter (F)")
+    verify_interval: AutoOrCount = Field(default="auto", description="slots between two chunks after the fill (p)")
+    layer_split: tuple[PositiveInt, ...] | None = Field(default=None, description="target layers of each stage")
     handoff: Handoff = Field(default="auto", description="how a replica is brought up to date")
-    no_pre_verify: bool = Field(
-        default=False, description="ablation: no chunk before the first window is full"
-    )
-    no_post_verify: bool = Field(
-        default=False, description="ablation: no drafting while a window is verified"
-    )
-    verify: Literal["rejection", "coupled"] = Field(
-        default="rejection", description="rule for sampled tokens"
-    )
+    no_pre_verify: bool = Field(default=False, description="ablation: no chunk before the first window is full")
+    no_post_verify: bool = Field(default=False, description="ablation: no drafting while a window is verified")
+    verify: Literal["rejection", "coupled"] = Field(default="rejection", description="rule for sampled tokens")
 
-    max_model_len: PositiveInt | None = Field(
-        default=None, description="room for prompt and output, in tokens"
-    )
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
-        default="auto", description="of the weights"
-    )
+    max_model_len: PositiveInt | None = Field(default=None, description="room for prompt and output, in tokens")
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(default="auto", description="of the weights")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the models run")
-    memory_gb: tuple[PositiveFloat, ...] | None = Field(
-        default=None, description="memory of each rank, in GB"
-    )
-    gpu_memory_utilization: float = Field(
-        default=0.9, gt=0, le=1, description="share of a GPU's memory to use"
-    )
-    timeout: float = Field(
-        default=120.0, gt=0, description="longest wait for a message of another rank, seconds"
-    )
+    memory_gb: tuple[PositiveFloat, ...] | None = Field(default=None, description="memory of each rank, in GB")
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, description="share of a GPU's memory to use")
+    timeout: float = Field(default=120.0, gt=0, description="longest wait for a message of another rank, seconds")
 
     # `json` would hide a method of pydantic's; the option, the YAML key and the record say json.
-    json_file: str | None = Field(
-        default=None, alias="json", description="write the results here after each request"
-    )
+    json_file: str | None = Field(default=None, alias="json", description="write the results here after each request")
     trace: str | None = Field(default=None, description="write a Chrome trace here")
     quiet: bool = Field(default=False, description="print the texts only")
 

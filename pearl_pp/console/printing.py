@@ -88,9 +88,7 @@ class Printer:
         """The end of an answer; its whole text where nothing was streamed."""
         self._open(index)
         if output.error is not None:
-            self._err.write(
-                f"error in prompt {index + 1}: {one_line(output.error.removeprefix('prompt: '))}\n"
-            )
+            self._err.write(f"error in prompt {index + 1}: {one_line(output.error.removeprefix('prompt: '))}\n")
             self._err.flush()
         else:
             self._out.write("\n" if self._streams else output.text + "\n")

@@ -39,11 +39,12 @@ class LogitsPipeline:
         + i and sees context + drafted[:i]; rows is at most len(drafted) + 1. Returns [rows, vocab_size]
         float32; where greedy has nothing to process, a view of the logits as they are.
         """
-        if len(logits) > len(drafted) + 1:
-            raise ValueError(f"{len(logits)} rows of logits need more than {len(drafted)} drafted tokens")
+        rows = logits.shape[0]
+        if rows > len(drafted) + 1:
+            raise ValueError(f"{rows} rows of logits need more than {len(drafted)} drafted tokens")
         scores = cut_to_vocab(logits, self.vocab_size)
         params = self.params
-        num_banned = min(len(scores), self.prompt_len + params.min_new_tokens - len(context))
+        num_banned = min(rows, self.prompt_len + params.min_new_tokens - len(context))
         if params.greedy and params.repetition_penalty == 1.0 and num_banned <= 0:
             return scores
         scores = scores.float()

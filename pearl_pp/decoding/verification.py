@@ -118,19 +118,19 @@ class RejectionRule:
     def judge(self, scores: Tensor, drafted: Sequence[int], probs: Tensor | None, position: int) -> Judgement:
         _check_rows(scores, drafted)
         target = scores.softmax(-1, dtype=torch.float32)
-        draws = uniforms(self.seed, position, len(scores))
-        num_accepted = 0
+        rows, num_drafted, num_accepted = scores.shape[0], len(drafted), 0
+        draws = uniforms(self.seed, position, rows)
         if drafted:
             if probs is None:
                 raise ValueError("the rejection rule needs the probabilities of the drafted tokens")
             num_accepted = _num_accepted(target, drafted, probs, draws[:, Purpose.ACCEPT].tolist())
-        if num_accepted == len(scores):
+        if num_accepted == rows:
             return Judgement(tuple(drafted), num_accepted, False)
         weights, purpose = target[num_accepted], Purpose.TARGET
-        if probs is not None and num_accepted < len(drafted):
+        if probs is not None and num_accepted < num_drafted:
             weights, purpose = _residual(weights, probs[num_accepted]), Purpose.RESIDUAL
         token = _certain_draw(weights, float(draws[num_accepted, purpose]), position + num_accepted)
-        return Judgement((*drafted[:num_accepted], token), num_accepted, num_accepted < len(drafted))
+        return Judgement((*drafted[:num_accepted], token), num_accepted, num_accepted < num_drafted)
 
 
 _RULES: dict[str, Callable[[int], VerificationRule]] = {"rejection": RejectionRule, "coupled": CoupledRule}
@@ -144,8 +144,9 @@ def make_rule(verify: str, params: SamplingParams, seed: int) -> VerificationRul
 
 
 def _check_rows(scores: Tensor, drafted: Sequence[int]) -> None:
-    if len(scores) - len(drafted) not in (0, 1) or not len(scores):
-        raise ValueError(f"{len(scores)} rows of scores cannot judge {len(drafted)} drafted tokens")
+    rows = scores.shape[0]
+    if rows - len(drafted) not in (0, 1) or not rows:
+        raise ValueError(f"{rows} rows of scores cannot judge {len(drafted)} drafted tokens")
 
 
 def _argmax(scores: Tensor) -> list[int]:
@@ -194,7 +195,7 @@ def _inverse_cdf(weights: Tensor, draw: float) -> Tensor:
     The first id whose cumulated weight exceeds draw * total: never one of weight 0.
     """
     cdf = weights.cumsum(-1, dtype=torch.float64)
-    return torch.searchsorted(cdf, cdf[-1:] * draw, right=True).clamp_(max=len(weights) - 1)
+    return torch.searchsorted(cdf, cdf[-1:] * draw, right=True).clamp_(max=weights.shape[0] - 1)
 
 
 def _certain_draw(weights: Tensor, draw: float, position: int) -> int:

@@ -43,6 +43,7 @@ class PearlPP:
 
     Args:
         config: all options; or give them by name (`PearlPP(target=..., placement="hop")`).
+        transport: ranks that are connected already, and stay so after `close`; None joins the torchrun job.
         on_progress: called with (what, done bytes, total bytes) while weights are read.
 
     Raises:
@@ -50,13 +51,19 @@ class PearlPP:
     """
 
     def __init__(
-        self, config: RunConfig | None = None, *, on_progress: OnProgress | None = None, **options: object
+        self,
+        config: RunConfig | None = None,
+        *,
+        transport: Transport | None = None,
+        on_progress: OnProgress | None = None,
+        **options: object,
     ) -> None:
         if config is not None and options:
             raise TypeError("give a RunConfig or options by name, not both")
         self.config = config or run_config(options)
         torch.set_grad_enabled(False)
-        self._transport: Transport = connect(self.config.device, self.config.timeout)
+        self._owns_transport = transport is None
+        self._transport: Transport = transport or connect(self.config.device, self.config.timeout)
         pair = open_pair(self.config, self._transport.world_size, self._transport.device)
         agree(self._transport, pair)
         module = load_rank(pair, self._transport, on_progress)
@@ -119,7 +126,8 @@ class PearlPP:
             if gathered is not None:
                 events = [[Event(*fields) for fields in json.loads(payload)] for payload in gathered]
                 write_chrome_trace(self.config.trace, events)
-        self._transport.close()
+        if self._owns_transport:
+            self._transport.close()
 
     # -- one request
 

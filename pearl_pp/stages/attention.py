@@ -1,7 +1,7 @@
 """Attention for one sequence with a full-length cache, registered with transformers as `pearl_pp`.
 
-At batch 1 a pass of a small model is mostly overhead. Here no key or value is repeated for grouped queries, one
-row needs no mask, and the mask of several rows is a slice of a tensor made once.
+At batch 1 a pass of a small model is mostly overhead. Here no key or value is repeated for grouped queries,
+one row needs no mask, and the mask of several rows is a slice of a tensor made once.
 """
 
 from collections.abc import Callable
@@ -33,11 +33,7 @@ def grouped_attention(
     [1, 1, groups * rows, length]; without one, several rows are the sequence's first and attend causally.
     Returns [1, rows, heads, d_value].
     """
-    if (
-        kwargs.get("softcap") is not None
-        or kwargs.get("s_aux") is not None
-        or kwargs.get("position_bias") is not None
-    ):
+    if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None or kwargs.get("position_bias") is not None:
         raise NotImplementedError(f"{type(module).__name__} needs more than scaled dot-product attention")
     _, num_heads, num_rows, head_dim = query.shape
     kv_heads = key.shape[1]
@@ -78,12 +74,22 @@ def attention_mask_of_rows(
     groups = query_groups(config)
     if mask_function is causal_mask_function:
         return causal_mask(q_length, q_offset, groups, 0, dtype, device)
-    if _is_sliding_window(mask_function, local_size, config, use_vmap):
+    if local_size is not None and not use_vmap and _is_sliding_window(mask_function, config):
         return causal_mask(q_length, q_offset, groups, local_size, dtype, device)
     visible = sdpa_mask(
-        batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size,
-        allow_is_causal_skip=False, use_vmap=use_vmap, device=device,
-    )  # fmt: skip
+        batch_size,
+        q_length,
+        kv_length,
+        q_offset,
+        kv_offset,
+        mask_function,
+        attention_mask,
+        local_size,
+        allow_is_causal_skip=False,
+        use_vmap=use_vmap,
+        device=device,
+    )
+    assert visible is not None  # no skipping was allowed
     return _additive(visible[0, 0], groups, dtype)
 
 
@@ -126,22 +132,14 @@ _cached_causal_block = lru_cache(maxsize=64)(causal_block)
 
 
 def _additive(visible: torch.Tensor, groups: int, dtype: torch.dtype) -> torch.Tensor:
-    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
-        ~visible, float("-inf")
-    )
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
     return mask.repeat(groups, 1)[None, None]
 
 
-def _is_sliding_window(
-    mask_function: Callable, local_size: int | None, config: PreTrainedConfig | None, use_vmap: bool
-) -> bool:
-    """Whether the pattern is exactly causal and within `local_size`; chunked attention has the same parts."""
-    return (
-        local_size is not None
-        and not use_vmap
-        and getattr(config, "attention_chunk_size", None) is None
-        and mask_function.__qualname__ == sliding_window_causal_mask_function(1).__qualname__
-    )
+def _is_sliding_window(mask_function: Callable, config: PreTrainedConfig | None) -> bool:
+    """Whether a local mask function is the sliding window's; a chunk's looks the same from outside."""
+    same_parts = mask_function.__qualname__ == sliding_window_causal_mask_function(1).__qualname__
+    return same_parts and getattr(config, "attention_chunk_size", None) is None
 
 
 AttentionInterface.register(ATTENTION, grouped_attention)

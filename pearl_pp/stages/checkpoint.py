@@ -47,8 +47,7 @@ def list_tensors(file: Path) -> dict[str, StoredTensor]:
     with safe_open(file, framework="pt") as handle:
         names = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 (not a mapping)
         return {
-            name: StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
-            for name, part in names.items()
+            name: StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype()) for name, part in names.items()
         }
 
 
@@ -76,8 +75,7 @@ def compare(model: PreTrainedModel, tensors: Mapping[str, StoredTensor]) -> Mism
         missing=tuple(sorted(missing)),
         unused=tuple(sorted(info.unexpected_keys)),
         wrong_shape=tuple(
-            f"{name} {list(have)} instead of {list(want)}"
-            for name, have, want in sorted(info.mismatched_keys, key=str)
+            f"{name} {list(have)} instead of {list(want)}" for name, have, want in sorted(info.mismatched_keys, key=str)
         ),
         errors=tuple(f"{name}: {reason}" for name, reason in info.conversion_errors.items()),
     )
@@ -93,7 +91,7 @@ def load(
 
     `progress(done_bytes, total_bytes)`, in the model's dtype, may be called from another thread.
     """
-    dtype = model.config.dtype
+    dtype = _dtype(model)
     total = sum(parameter.numel() for parameter in set(model.parameters())) * dtype.itemsize
     counter = _Counter(total, dtype.itemsize, progress)
     lazy = {name: _LazyTensor(tensor, device, dtype, counter) for name, tensor in tensors.items()}
@@ -140,10 +138,15 @@ def _load_config(model: PreTrainedModel, device: torch.device | str) -> LoadStat
     return LoadStateDictConfig(
         ignore_mismatched_sizes=True,
         device_map={"": device},
-        dtype=model.config.dtype,
-        dtype_plan=model._get_dtype_plan(model.config.dtype),
-        weight_mapping=get_model_conversion_mapping(model),
+        dtype=_dtype(model),
+        dtype_plan=model._get_dtype_plan(_dtype(model)),
+        weight_mapping=get_model_conversion_mapping(model),  # pyright: ignore[reportArgumentType]
     )
+
+
+def _dtype(model: PreTrainedModel) -> torch.dtype:
+    assert isinstance(model.config.dtype, torch.dtype)  # `from_config` was given one
+    return model.config.dtype
 
 
 @contextlib.contextmanager

@@ -24,9 +24,7 @@ def refusal(config: PreTrainedConfig) -> str | None:
     family = config.model_type
     if getattr(config, "quantization_config", None) is not None:
         quantization = config.quantization_config
-        method = (
-            quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
-        )
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
         return f"the weights are quantised ({method or 'unknown method'}); only float weights are supported"
     if config.is_encoder_decoder:
         return f"{family} is an encoder-decoder model; only decoders are supported"
@@ -65,8 +63,8 @@ class Decoder:
     entry: tuple[str, ...]
     exit: tuple[str, ...]
 
-    def module(self, model: nn.Module) -> nn.Module:
-        return model.get_submodule(self.name)
+    def module(self, model: PreTrainedModel) -> PreTrainedModel:
+        return model.get_submodule(self.name)  # pyright: ignore[reportReturnType]
 
 
 def find_decoder(model: PreTrainedModel, num_layers: int) -> Decoder:
@@ -74,9 +72,7 @@ def find_decoder(model: PreTrainedModel, num_layers: int) -> Decoder:
     for path, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
             name, _, layers = path.rpartition(".")
-            children = [
-                n for n, child in model.get_submodule(name).named_children() if n == layers or _is_end(child)
-            ]
+            children = [n for n, child in model.get_submodule(name).named_children() if n == layers or _is_end(child)]
             place = children.index(layers)
             return Decoder(name, layers, tuple(children[:place]), tuple(children[place + 1 :]))
     raise ValueError(f"{type(model).__name__} has no list of {num_layers} layers")
@@ -85,17 +81,15 @@ def find_decoder(model: PreTrainedModel, num_layers: int) -> Decoder:
 def cut_layers(model: PreTrainedModel, decoder: Decoder, start: int, end: int) -> None:
     """Keep the layers [start, end). They stay as the whole model built them, with their own layer numbers."""
     module = decoder.module(model)
-    module.config = cut_config(module.config, start, end)
+    module.config = cut_config(model.config, start, end)
     setattr(module, decoder.layers, getattr(module, decoder.layers)[start:end])
 
 
-def drop_ends(
-    model: PreTrainedModel, decoder: Decoder, *, is_first: bool, is_last: bool, keep_tied: bool
-) -> None:
+def drop_ends(model: PreTrainedModel, decoder: Decoder, *, is_first: bool, is_last: bool, keep_tied: bool) -> None:
     """Take the ends that other stages have out of a model.
 
-    `keep_tied` spares an embedding and head that are one tensor where the stage needs either: which of the two
-    the checkpoint holds is known once it is loaded.
+    `keep_tied` spares an embedding and head that are one tensor where the stage needs either: which of the
+    two the checkpoint holds is known once it is loaded.
     """
     module = decoder.module(model)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -127,11 +121,7 @@ def cannot_be_cut(model: PreTrainedModel, decoder: Decoder) -> str | None:
     module = decoder.module(model.eval())
     embedding = model.get_input_embeddings()
     entry = {name: getattr(module, name) for name in decoder.entry}
-    if odd := [
-        name
-        for name, child in entry.items()
-        if child is not embedding and not isinstance(child, nn.Embedding)
-    ]:
+    if odd := [name for name, child in entry.items() if child is not embedding and not isinstance(child, nn.Embedding)]:
         return f"{odd[0]} stands before the first layer"
     cut_layers(model, decoder, 0, 0)
     drop_ends(model, decoder, is_first=False, is_last=False, keep_tied=False)
@@ -149,7 +139,7 @@ class _Zero(nn.Module):
         return torch.zeros((), device=position_ids.device)
 
 
-def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+def _replace(model: nn.Module, old: nn.Module | None, new: nn.Module) -> None:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if child is old:

@@ -40,7 +40,7 @@ class KVCache:
         Its layers keep their numbers of the whole model, and models read the sequence length from layer 0,
         which another stage may own: this stage's first layer stands in for all before it.
         """
-        cache = Cache(layers=self.layers[:1] * self.first_layer + self.layers)
+        cache = Cache(layers=[*self.layers[:1] * self.first_layer, *self.layers])
         parameters = inspect.signature(decoder.forward).parameters
         return {"cache" if "cache" in parameters else "past_key_values": cache, "use_cache": True}
 
@@ -90,7 +90,7 @@ class KVCache:
 
     @torch.inference_mode()
     def export_range(self, layer_start: int, layer_end: int, start: int, end: int) -> torch.Tensor:
-        """A copy of positions [start, end) of layers [layer_start, layer_end), as the whole model numbers them.
+        """A copy of positions [start, end) of layers [layer_start, layer_end) of the whole model.
 
         Contiguous, [layers, 2, kv_heads, end - start, head_dim]. Raises ValueError outside what is held.
         """
@@ -118,9 +118,7 @@ class KVCache:
     def _layer_range(self, layer_start: int, layer_end: int) -> torch.Tensor:
         first = self.first_layer
         if not first <= layer_start < layer_end <= first + self.num_layers:
-            raise ValueError(
-                f"layers [{layer_start}, {layer_end}) are not in [{first}, {first + self.num_layers})"
-            )
+            raise ValueError(f"layers [{layer_start}, {layer_end}) are not in [{first}, {first + self.num_layers})")
         return self.entries[layer_start - first : layer_end - first]
 
     def _resize(self, heads: int, capacity: int, head_dim: int) -> None:
@@ -158,6 +156,7 @@ class _KVLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             return key_states, value_states
+        assert self.keys is not None and self.values is not None
         start = self.cache.length
         num_new = key_states.shape[2]
         self.keys.narrow(2, start, num_new).copy_(key_states)

@@ -1,9 +1,9 @@
 """Calling a stage's decoder layers directly, with what the model's own forward would pass them.
 
-What a forward does around its layers costs as much as two small layers: wrappers, output records, masks, rotary
-tables. All of it is the same in every pass but for the positions. So the forward runs once with recorders in
-place of its layers, and each pass slices what was recorded. Where a forward does more than that, `record_calls`
-says so, or `Stage` sees other numbers, and the model-level forward stays in use.
+What a forward does around its layers costs as much as two small layers: wrappers, output records, masks,
+rotary tables. All of it is the same in every pass but for the positions. So the forward runs once with
+recorders in place of its layers, and each pass slices what was recorded. Where a forward does more than that,
+`record_calls` says so, or `Stage` sees other numbers, and the model-level forward stays in use.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,9 +29,7 @@ class Arguments(NamedTuple):
     tables: Mapping[str, Table]  # over all positions: [1, positions, ..]
     window: int | None  # of the causal mask; 0: it sees everything before; None: no mask is passed
 
-    def at(
-        self, start: int, num_rows: int, groups: int, dtype: torch.dtype, device: torch.device
-    ) -> dict[str, Any]:
+    def at(self, start: int, num_rows: int, groups: int, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
         """The keyword arguments of a pass over the positions start .. start + num_rows - 1."""
         arguments = dict(self.constants)
         for name, table in self.tables.items():
@@ -58,9 +56,7 @@ class LayerCalls(NamedTuple):
     def run(self, hidden: torch.Tensor, start: int) -> torch.Tensor:
         """Hidden states [1, n, hidden] of positions start .. start + n - 1, through all layers."""
         num_rows = hidden.shape[1]
-        arguments = [
-            kind.at(start, num_rows, self.groups, hidden.dtype, hidden.device) for kind in self.kinds
-        ]
+        arguments = [kind.at(start, num_rows, self.groups, hidden.dtype, hidden.device) for kind in self.kinds]
         for layer, kind in self.layers:
             hidden = layer(hidden, **arguments[kind])
         return hidden
@@ -79,15 +75,14 @@ def record_calls(
     of num_positions - 2, on `hidden` [1, 2, hidden]; position_ids [1, num_positions] gives all tables whole.
     Raises CannotReplay where what the layers get cannot be made from positions.
     """
-    recorders = nn.ModuleList(_Recorder() for _ in layers)
-    forward(recorders, hidden, torch.arange(num_positions, device=hidden.device)[None])
+    recorders = [_Recorder() for _ in layers]
+    forward(nn.ModuleList(recorders), hidden, torch.arange(num_positions, device=hidden.device)[None])
     kinds: dict[tuple, Arguments] = {}
     numbers: list[int] = []
     for recorder in recorders:
         arguments = recorder.arguments
         key = tuple(
-            (name, value if isinstance(value, (bool, int, str)) else id(value))
-            for name, value in arguments.items()
+            (name, value if isinstance(value, (bool, int, str)) else id(value)) for name, value in arguments.items()
         )
         if key not in kinds:
             kinds[key] = _classify(arguments, num_positions, groups)
@@ -115,7 +110,7 @@ def _classify(arguments: Mapping[str, Any], num_positions: int, groups: int) -> 
         parts = value if isinstance(value, tuple) else (value,)
         if not any(isinstance(part, torch.Tensor) for part in parts):
             constants[name] = value
-        elif name == "attention_mask":
+        elif isinstance(value, torch.Tensor) and name == "attention_mask":
             window = _window(value, num_positions, groups)
         elif all(part.ndim >= 2 and part.shape[:2] == (1, num_positions) for part in parts):
             tables[name] = value

@@ -8,7 +8,7 @@ from pearl_pp.stages.stage import Stage
 
 
 class RankModule(nn.Module):
-    """The target's stage here (None where the draft has the rank alone) and the draft's shards, by replica."""
+    """The target's stage (None where the draft has the rank alone) and the draft's shards, by replica."""
 
     def __init__(self, target: Stage | None, shards: Mapping[int, Stage]) -> None:
         super().__init__()

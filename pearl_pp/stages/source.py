@@ -54,8 +54,7 @@ class ModelSource:
     def dtype(self) -> torch.dtype:
         """The float type of the checkpoint; what the config says where there are no weights."""
         found = [t.torch_dtype for t in self.tensors.values() if t.torch_dtype] if self._files() else []
-        declared = self.config.dtype or torch.float32
-        return max(set(found), key=found.count) if found else declared
+        return max(set(found), key=found.count) if found else self._declared_dtype
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of one position's keys and values in all layers, as a `KVCache` holds them."""
@@ -83,7 +82,7 @@ class ModelSource:
     @cached_property
     def meta_model(self) -> PreTrainedModel:
         """The whole model without memory, for its structure. Not to be changed."""
-        return self.new_model(self.config.dtype or torch.float32)
+        return self.new_model(self._declared_dtype)
 
     @cached_property
     def decoder(self) -> families.Decoder:
@@ -101,9 +100,7 @@ class ModelSource:
             except (SafetensorError, OSError) as error:
                 raise self.error(f"{file.name} cannot be read: {error}") from error
         if not tensors:
-            others = sorted(
-                f.name for f in self.path.iterdir() if f.suffix in {".bin", ".pth", ".pt", ".gguf"}
-            )
+            others = sorted(f.name for f in self.path.iterdir() if f.suffix in {".bin", ".pth", ".pt", ".gguf"})
             hint = f" ({others[0]} is not supported)" if others else ""
             raise self.error(f"no safetensors files{hint}")
         return tensors
@@ -133,6 +130,11 @@ class ModelSource:
             if names:
                 more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
                 raise self.error(f"tensors {what}: {', '.join(names[:MAX_NAMES])}{more}")
+
+    @property
+    def _declared_dtype(self) -> torch.dtype:
+        dtype = self.config.dtype
+        return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
     def error(self, reason: str) -> UserError:
         return UserError(self.option, self.path, reason)
@@ -171,6 +173,4 @@ def _eos_token_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int]:
     found: list[int | list[int] | None] = [config.eos_token_id]
     if (folder / "generation_config.json").is_file():
         found.append(GenerationConfig.from_pretrained(folder).eos_token_id)
-    return frozenset(
-        i for ids in found if ids is not None for i in (ids if isinstance(ids, (list, tuple)) else [ids])
-    )
+    return frozenset(i for ids in found if ids is not None for i in (ids if isinstance(ids, (list, tuple)) else [ids]))

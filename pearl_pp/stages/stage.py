@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -17,6 +18,22 @@ MIN_POSITIONS = 16  # what trying a stage out takes
 FIRST_POSITIONS = 2048  # tables are made for so many at first
 
 
+class _Parts(NamedTuple):
+    """What a pass calls, out of reach of `nn.Module`'s registration."""
+
+    decoder: PreTrainedModel
+    layers_name: str
+    embedding: nn.Module
+    exit: tuple[nn.Module, ...]
+    head: nn.Module | None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, place: families.Decoder) -> "_Parts":
+        decoder = place.module(model)
+        exit = tuple(getattr(decoder, name) for name in place.exit)
+        return cls(decoder, place.layers, model.get_input_embeddings(), exit, model.get_output_embeddings())
+
+
 class Stage(nn.Module):
     """Layers [start, end) of a Hugging Face causal language model, run one sequence at a time.
 
@@ -24,7 +41,13 @@ class Stage(nn.Module):
     """
 
     def __init__(
-        self, model: PreTrainedModel, source: ModelSource, start: int, end: int, max_len: int
+        self,
+        model: PreTrainedModel,
+        source: ModelSource,
+        start: int,
+        end: int,
+        dtype: torch.dtype,
+        max_len: int,
     ) -> None:
         super().__init__()
         self.model = model
@@ -34,16 +57,12 @@ class Stage(nn.Module):
         self.is_last = end == source.num_layers
         self.hidden_size = source.hidden_size
         self.vocab_size = source.vocab_size
-        self.dtype = model.config.dtype
+        self.dtype = dtype
         self.device = next(model.parameters()).device
         self.weight_bytes = sum(p.numel() * p.element_size() for p in set(model.parameters()))
-        self.cache = KVCache(start, end - start, max(max_len, MIN_POSITIONS), self.dtype, self.device)
-        self._layers_name = source.decoder.layers
-        self._base = source.decoder.module(model)
-        self._cache_arguments = self.cache.as_arguments(self._base)
-        self._embedding = model.get_input_embeddings()
-        self._exit = [getattr(self._base, name) for name in source.decoder.exit]
-        self._head = model.get_output_embeddings()
+        self.cache = KVCache(start, end - start, max(max_len, MIN_POSITIONS), dtype, self.device)
+        self._parts = _Parts.of(model, source.decoder)
+        self._cache_arguments = self.cache.as_arguments(self._parts.decoder)
         self._calls: LayerCalls | None = None
         self._try_out()
         self.cache.reset(max_len)
@@ -61,7 +80,7 @@ class Stage(nn.Module):
     def run(self, inputs: torch.Tensor, start_pos: int, *, num_logits: int = 0) -> torch.Tensor:
         """One pass over the positions start_pos .. start_pos + n - 1; entries beyond start_pos are cut first.
 
-        `inputs`: token ids int64 [n] on the first stage, else hidden states [n, hidden] in `dtype`; any device.
+        `inputs`: token ids int64 [n] on the first stage, else hidden states [n, hidden] in `dtype`.
         Returns hidden states [n, hidden], or on the last stage the logits [num_logits, vocab] of the last
         `num_logits` rows, both in `dtype`. Raises ValueError where positions are missing before start_pos or
         there are more than max_len.
@@ -79,17 +98,17 @@ class Stage(nn.Module):
         self.cache.length = end_pos
         return output
 
-    def _lean_forward(
-        self, calls: LayerCalls, inputs: torch.Tensor, start_pos: int, num_logits: int
-    ) -> torch.Tensor:
-        hidden = self._embedding(inputs) if self.is_first else inputs
+    def _lean_forward(self, calls: LayerCalls, inputs: torch.Tensor, start_pos: int, num_logits: int) -> torch.Tensor:
+        hidden = self._parts.embedding(inputs) if self.is_first else inputs
         hidden = calls.run(hidden, start_pos)[0]
         if not self.is_last:
             return hidden
-        hidden = hidden[hidden.shape[0] - num_logits :]
-        for module in self._exit:
+        if num_logits == 0:
+            return hidden.new_empty(0, self.vocab_size)
+        hidden = hidden[-num_logits:]
+        for module in self._parts.exit:
             hidden = module(hidden)
-        return self._head(hidden)
+        return self._parts.head(hidden)
 
     def _model_forward(self, inputs: torch.Tensor, start_pos: int, num_logits: int) -> torch.Tensor:
         arguments = {
@@ -99,7 +118,7 @@ class Stage(nn.Module):
         }
         if self.is_last and num_logits:
             return self.model(**arguments, logits_to_keep=num_logits).logits[0]
-        hidden = self._base(**arguments).last_hidden_state[0]
+        hidden = self._parts.decoder(**arguments).last_hidden_state[0]
         return hidden.new_empty(0, self.vocab_size) if self.is_last else hidden
 
     @torch.inference_mode()
@@ -129,12 +148,13 @@ class Stage(nn.Module):
     def _learn_calls(self, num_positions: int) -> LayerCalls | None:
         """Run the model's forward once with recorders in place of its layers, for num_positions or more."""
         num_positions = min(self.cache.max_len, max(FIRST_POSITIONS, 2 * num_positions))
-        layers, length = getattr(self._base, self._layers_name), self.cache.length
+        decoder, layers_name = self._parts.decoder, self._parts.layers_name
+        layers, length = getattr(decoder, layers_name), self.cache.length
 
         def forward(recorders: nn.ModuleList, hidden: torch.Tensor, position_ids: torch.Tensor) -> None:
-            setattr(self._base, self._layers_name, recorders)
+            setattr(decoder, layers_name, recorders)
             self.cache.length = num_positions - hidden.shape[1]
-            self._base(inputs_embeds=hidden, position_ids=position_ids, **self._cache_arguments)
+            decoder(inputs_embeds=hidden, position_ids=position_ids, **self._cache_arguments)
 
         hidden = torch.zeros(1, 2, self.hidden_size, dtype=self.dtype, device=self.device)
         try:
@@ -143,7 +163,7 @@ class Stage(nn.Module):
             return None
         finally:
             self.cache.length = length
-            setattr(self._base, self._layers_name, layers)
+            setattr(decoder, layers_name, layers)
 
 
 def build_stage(
@@ -172,7 +192,7 @@ def build_stage(
             tensors[families.renumbered(name, start)] = tensor
     checkpoint.load(model, tensors, device, progress)
     families.drop_ends(model, source.decoder, is_first=is_first, is_last=is_last, keep_tied=False)
-    return Stage(model.eval().requires_grad_(False), source, start, end, max_len)
+    return Stage(model.eval().requires_grad_(False), source, start, end, dtype, max_len)
 
 
 def _attention(source: ModelSource) -> str | None:

@@ -3,13 +3,14 @@
 import os
 import sys
 import threading
+from unittest import mock
 
 import psutil
 import torch
 import torch.distributed as dist
 
+from pearl_pp.transport import torch_distributed
 from pearl_pp.transport.base import Channel
-from pearl_pp.transport.torch_distributed import connect
 
 
 def sockets() -> list[object]:
@@ -17,7 +18,9 @@ def sockets() -> list[object]:
 
 
 def main(then: str) -> None:
-    transport = connect("cpu", timeout_s=30.0)
+    with mock.patch.object(torch_distributed, "warm_up", wraps=torch_distributed.warm_up) as warm_up:
+        transport = torch_distributed.connect("cpu", timeout_s=30.0)
+    warm_up.assert_called_once_with(transport)
     last = transport.world_size - 1
     if transport.rank == 0:
         transport.isend(Channel.PROBS, last, torch.full((300,), 2.5, dtype=torch.bfloat16))

@@ -49,15 +49,16 @@ def test_with_the_few_variables_of_the_deepspeed_launcher():
     assert [(rank.communicate(timeout=60)[0], rank.returncode) for rank in ranks] == [("", 0), ("", 0)]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_finds_no_others_says_where_it_looked(rank):
-    port = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False).port
+def test_ranks_that_find_no_others_say_where_they_looked():
     code = "from pearl_pp.transport.torch_distributed import connect; connect('cpu', timeout_s=2.0)"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)),
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert run.returncode == 1
-    last_line = run.stderr.strip().splitlines()[-1]
-    assert f"TimeoutError: rank {rank}: not all 2 ranks came to 127.0.0.1:{port} within 2 s" in last_line
+    runs = []
+    for rank in range(2):
+        port = str(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False).port)
+        common = environment(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        run = subprocess.Popen([sys.executable, "-c", code], env=common, stderr=subprocess.PIPE, text=True)
+        runs.append((rank, port, run))
+    for rank, port, run in runs:
+        last_line = run.communicate(timeout=60)[1].strip().splitlines()[-1]
+        assert run.returncode == 1
+        where = f"not all 2 ranks came to 127.0.0.1:{port} within 2 s"
+        assert f"TimeoutError: rank {rank}: {where}" in last_line

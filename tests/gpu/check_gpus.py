@@ -1,4 +1,4 @@
-"""Checks this machine's GPUs in a few minutes and prints one table. Exit code 1: a row failed; 2: no GPU here.
+"""Checks this machine's GPUs and prints one table. Exit code 1: a row failed; 2: no GPU here.
 
 Started by launch/check_gpus.sh. `--rehearse-on-cpu` runs the same checks on the CPU, to see that they work.
 """
@@ -12,8 +12,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from tests.gpu.checks import CHECKS, Row, rows_of
-
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -22,8 +20,13 @@ def main(argv: list[str] | None = None) -> int:
     if not rehearsal and not torch.cuda.is_available():
         print(f"check_gpus: no CUDA device here (torch {torch.__version__} sees none); nothing was checked")
         return 2
+    from tests.gpu.checks import (  # imports much, which a machine without a GPU need not wait for
+        CHECKS,
+        rows_of,
+    )
+
     started = time.monotonic()
-    rows: list[Row] = []
+    rows = []
     for check in CHECKS:
         new = rows_of(check, "cpu" if rehearsal else "cuda")
         for row in new:

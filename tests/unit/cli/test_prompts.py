@@ -61,9 +61,7 @@ def test_a_jsonl_line_has_its_own_sampling_options(tmp_path: Path) -> None:
 
 def test_messages_are_chat(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "hi"}]
-    (prompt,) = load_prompts(
-        RunConfig(prompts=written(tmp_path, "p.jsonl", json.dumps({"messages": messages})))
-    )
+    (prompt,) = load_prompts(RunConfig(prompts=written(tmp_path, "p.jsonl", json.dumps({"messages": messages}))))
     assert (prompt.text, prompt.messages, prompt.chat, prompt.error) == (None, tuple(messages), True, None)
 
 
@@ -135,10 +133,7 @@ def test_standard_input_is_jsonl_if_its_first_line_is(
 @pytest.mark.case("S5")
 def test_a_seed_is_drawn_for_sampled_prompts_without_one() -> None:
     greedy, sampled = SamplingParams(), SamplingParams(temperature=1.0)
-    prompts = [
-        Prompt(text="a", params=params)
-        for params in (greedy, sampled, SamplingParams(temperature=1.0, seed=3))
-    ]
+    prompts = [Prompt(text="a", params=params) for params in (greedy, sampled, SamplingParams(temperature=1.0, seed=3))]
     seeded, seed = fix_seed(prompts)
     assert seed is not None
     assert [prompt.params.seed for prompt in seeded] == [seed, seed, 3]

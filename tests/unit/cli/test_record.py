@@ -12,9 +12,7 @@ from pearl_pp.runtime.request import RequestOutput
 
 
 def record_at(path: Path) -> JsonRecord:
-    return JsonRecord(
-        str(path), config={"gamma": 5}, plan={"target": [1]}, versions={"torch": "2"}, mode="real"
-    )
+    return JsonRecord(str(path), config={"gamma": 5}, plan={"target": [1]}, versions={"torch": "2"}, mode="real")
 
 
 def output(text: str, *, logprobs: list[float] | None = None) -> RequestOutput:
@@ -43,9 +41,7 @@ def test_the_file_holds_each_request_as_soon_as_it_is_added(tmp_path: Path) -> N
         record.add(output(str(count)))
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_scrap(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_leaves_the_old_file_and_no_scrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "r.json"
     write_atomically(str(path), "old")
 
@@ -89,9 +85,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_run(tmp_path: Path) -
     require_writable("--json", None)
     require_writable("--json", str(tmp_path / "new.json"))
     assert os.listdir(tmp_path) == []
-    with pytest.raises(
-        UserError, match=r"^--json .*/no/r.json: cannot be written: No such file or directory$"
-    ):
+    with pytest.raises(UserError, match=r"^--json .*/no/r.json: cannot be written: No such file or directory$"):
         require_writable("--json", str(tmp_path / "no" / "r.json"))
     with pytest.raises(UserError, match=r"^--trace .*: is a folder$"):
         require_writable("--trace", str(tmp_path))

@@ -22,9 +22,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
-def test_a_good_run(
-    make_factory: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_good_run(make_factory: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     factory = make_factory()
     path = tmp_path / "r.json"
     assert run.main(["-p", "abc", "-p", "de", "--json", str(path), "--gamma", "3"], factory) == 0
@@ -172,9 +170,7 @@ def test_the_module_leaves_with_its_exit_code() -> None:
 
 
 def in_a_process(code: str, *, wait_for: str = "") -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     if wait_for:
         assert process.stdout.readline().strip() == wait_for

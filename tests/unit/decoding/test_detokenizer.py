@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pearl_pp.decoding.detokenizer import UNREADABLE, Detokenizer
-from tests.unit.decoding.tokenizers import byte_level, with_byte_tokens
+from tests.unit.decoding.toy_tokenizers import byte_level, with_byte_tokens
 
 BYTE_IDS = st.lists(st.integers(0, len(byte_level()) - 1), max_size=60)
 

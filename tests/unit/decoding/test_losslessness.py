@@ -14,7 +14,7 @@ from pearl_pp.decoding import noise, verification
 from pearl_pp.decoding.noise import Purpose
 from pearl_pp.decoding.sampling_params import sampling_params
 from pearl_pp.decoding.verification import CoupledRule, GreedyRule, Judgement, RejectionRule, make_rule
-from tests.unit.decoding.statistics import p_value_of_blocks, p_value_of_chain
+from tests.unit.decoding.chi_square import p_value_of_blocks, p_value_of_chain
 from tests.unit.decoding.toy_pearl import chain, independent, pearl, plain, processed, random_chain
 
 EVEN = independent(0.5, 0.5)
@@ -90,9 +90,9 @@ def test_control_one_draw_used_for_two_tests_is_seen(
     monkeypatch: pytest.MonkeyPatch, draws: Callable[[int, int, int], np.ndarray]
 ) -> None:
     target, draft = independent(0.1, 0.3, 0.3, 0.3), independent(0.7, 0.1, 0.1, 0.1)
-    good = pearl(RejectionRule(seed=4), target, draft, 4_000, windows=(3,)).text
+    good = pearl(RejectionRule(seed=4), target, draft, 8_000, windows=(3,)).text
     monkeypatch.setattr(verification, "uniforms", draws)
-    bad = pearl(RejectionRule(seed=4), target, draft, 4_000, windows=(3,)).text
+    bad = pearl(RejectionRule(seed=4), target, draft, 8_000, windows=(3,)).text
     assert p_value_of_chain(good, target) > FITS
     assert p_value_of_chain(bad, target) < WRONG
 

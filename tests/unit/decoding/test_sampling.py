@@ -86,11 +86,10 @@ def test_top_p_over_a_large_vocabulary_however_flat(top_p: float, sharpness: flo
         expected = transformers_scores(params, logits[row], [0], 1)
         probs, order = logits[row].double().softmax(-1).sort(descending=True)
         from_border = (probs.cumsum(-1) - probs - top_p)[order.argsort()]
-        # Both add in floating point, transformers in float32 from the small end: the border is off by rounding.
-        assert torch.equal(scores[row][from_border.abs() > 1e-5], expected[from_border.abs() > 1e-5])
-        assert torch.equal(
-            (scores[row] == -INF)[from_border.abs() > 1e-6], (from_border >= 0)[from_border.abs() > 1e-6]
-        )
+        # The border is off by rounding, more so in transformers, which adds in float32 from the small end.
+        sure, ours = from_border.abs() > 1e-5, from_border.abs() > 2e-6
+        assert torch.equal(scores[row][sure], expected[sure])
+        assert torch.equal((scores[row] == -INF)[ours], (from_border >= 0)[ours])
 
 
 def test_ties_at_the_border_are_cut_as_transformers_cuts_them() -> None:

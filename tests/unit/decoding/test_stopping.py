@@ -11,7 +11,7 @@ from pearl_pp.decoding.detokenizer import Detokenizer
 from pearl_pp.decoding.sampling_params import SamplingParams, sampling_params
 from pearl_pp.decoding.stopping import StopChecker, StopReason, finish_reason
 from tests.unit.decoding.test_detokenizer import portions
-from tests.unit.decoding.tokenizers import byte_level
+from tests.unit.decoding.toy_tokenizers import byte_level
 
 PROMPT = [1, 2, 3]
 EOS = frozenset({7})

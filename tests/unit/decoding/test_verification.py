@@ -11,7 +11,7 @@ from pearl_pp.decoding import verification
 from pearl_pp.decoding.sampling_params import sampling_params
 from pearl_pp.decoding.verification import CoupledRule, GreedyRule, Judgement, RejectionRule, make_rule
 from pearl_pp.errors import UserError
-from tests.unit.decoding.statistics import p_value_of_blocks
+from tests.unit.decoding.chi_square import p_value_of_blocks
 
 INF, NAN = float("inf"), float("nan")
 
@@ -131,8 +131,8 @@ def test_half_precision_scores_are_drawn_from_in_float32(dtype: torch.dtype) -> 
 
 
 def test_coupled_noise_survives_large_scores() -> None:
-    """Near 1e5, float32 steps are larger than most of the noise; ties must still be broken by it."""
-    scores = torch.full((1, 4), 1e5)
+    """Near 1e7 the steps of float32 are as large as the noise, which must still break the tie."""
+    scores = torch.full((1, 4), 1e7)
     tokens = [CoupledRule(4).judge(scores, [], None, position).token_ids[0] for position in range(2_000)]
     assert p_value_of_blocks(tokens, [0.25] * 4, 2) > 1e-3
 

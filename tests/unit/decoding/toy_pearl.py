@@ -46,6 +46,7 @@ class Run:
         return self.accepted / (self.accepted + self.rejected)
 
 
+@torch.inference_mode()
 def pearl(
     rule: VerificationRule,
     target: Tensor,
@@ -60,20 +61,22 @@ def pearl(
     """
     run = Run()
     slot = 0
+    draft_rows, target_rows = draft.unbind(), target.unbind()
     while len(run.text) < num_tokens:
         last, start = (run.text[-1] if run.text else 0), len(run.text)
         drafted, probs, fed, judged = [], [], [0], 0
         while fed and len(run.text) < num_tokens:
             for _ in range(windows[slot % len(windows)]):
                 previous = drafted[-1] if drafted else last
-                token, q = rule.draft(draft[previous], start + len(drafted))
+                token, q = rule.draft(draft_rows[previous], start + len(drafted))
                 drafted.append(token)
                 probs.append(q)
             slot += 1
             if len(fed) == in_flight or fed[-1] == len(drafted):
                 end = fed.pop(0) + 1
                 tokens = drafted[judged:end]
-                rows = target[[drafted[judged - 1] if judged else last, *drafted[judged : end - 1]]]
+                seen = [drafted[judged - 1] if judged else last, *drafted[judged : end - 1]]
+                rows = torch.stack([target_rows[token] for token in seen])
                 q_rows = torch.stack(probs[judged:end]) if rule.needs_probs and tokens else None
                 judgement = rule.judge(rows, tokens, q_rows, start + judged)
                 run.text.extend(judgement.token_ids)
