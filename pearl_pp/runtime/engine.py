@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import logging
+import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
-import transformers
 
+from pearl_pp import __version__
 from pearl_pp.config import RunConfig, run_config
 from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.decoding.stopping import finish_reason
@@ -90,7 +92,9 @@ class PearlPP:
 
     @property
     def versions(self) -> dict[str, str]:
-        return {"torch": torch.__version__, "transformers": transformers.__version__}
+        packages = ("deepspeed", "safetensors", "torch", "transformers")
+        found = {name: importlib.metadata.version(name) for name in packages}
+        return {"pearl_pp": __version__, "python": platform.python_version(), **found}
 
     def generate(
         self, prompts: Sequence[str | Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -223,9 +227,7 @@ def make_schedule(config: RunConfig, pair: ModelPair) -> Schedule:
     )
 
 
-def as_prompts(
-    prompts: Sequence[str | Prompt], params: SamplingParams | Sequence[SamplingParams]
-) -> list[Prompt]:
+def as_prompts(prompts: Sequence[str | Prompt], params: SamplingParams | Sequence[SamplingParams]) -> list[Prompt]:
     """Strings become prompts with `params`; prompts keep their own."""
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
     if len(each) != len(prompts):

@@ -126,9 +126,7 @@ def load_rank(pair: ModelPair, transport: Transport, on_progress: OnProgress | N
     )
 
 
-def build_rank(
-    pair: ModelPair, rank: int, device: torch.device, on_progress: OnProgress | None = None
-) -> RankModule:
+def build_rank(pair: ModelPair, rank: int, device: torch.device, on_progress: OnProgress | None = None) -> RankModule:
     """The target stage and the draft shards of one rank."""
 
     def build(source: ModelSource, start: int, end: int, what: str) -> Stage:
@@ -136,9 +134,7 @@ def build_rank(
             if on_progress is not None:
                 on_progress(f"{what} layers {start}-{end - 1}", done, total)
 
-        return build_stage(
-            source, start, end, dtype=pair.dtype, device=device, max_len=pair.max_len, progress=progress
-        )
+        return build_stage(source, start, end, dtype=pair.dtype, device=device, max_len=pair.max_len, progress=progress)
 
     layers = pair.placement.stage_range(rank)
     target = build(pair.target, *layers, "target") if layers else None

@@ -15,8 +15,7 @@ from pearl_pp.transport.base import Transport
 
 def planned_bytes(module: RankModule, pair: ModelPair) -> int:
     """Weights of this rank and the KV entries of its layers at the longest sequence."""
-    stages = [*([module.target] if module.target is not None else []), *module.shards.values()]
-    return sum(stage.weight_bytes + stage.cache.bytes_per_token * pair.max_len for stage in stages)
+    return module.weight_bytes + sum(stage.cache.bytes_per_token * pair.max_len for stage in module.stages)
 
 
 def gather_planned(transport: Transport, module: RankModule, pair: ModelPair) -> list[int]:

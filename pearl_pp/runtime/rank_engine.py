@@ -45,7 +45,8 @@ class RankEngine:
         self._module = module
         self._verify = verify
         self._verifies_on = pair.placement.num_stages - 1
-        self._worker = Worker(transport, module, pair.wiring, recorder)
+        self._transport = transport
+        self._recorder = recorder
 
     def run(self, request: Request, schedule: Schedule, on_verdict: OnVerdict | None = None) -> RankResult:
         """Collective: one request under `schedule` (the same on all ranks)."""
@@ -53,11 +54,21 @@ class RankEngine:
         eos = frozenset() if request.params.ignore_eos else self._pair.target.eos_token_ids
         pipeline = LogitsPipeline(request.params, self._pair.vocabulary.size, eos, len(request.token_ids))
         verifier = None
-        if self._worker.rank == self._verifies_on:
+        if self._transport.rank == self._verifies_on:
             verifier = Verifier(rule, pipeline, self.stop_checker(request), request.params.logprobs)
         schedule = replace(schedule, sends_probs=rule.needs_probs, report_at=frozenset(request.report_at))
         drafter = Drafter(self._module.shards, rule, pipeline)
-        generator, progress = self._worker.run(request, schedule, drafter, verifier, on_verdict)
+        worker = Worker(
+            self._transport,
+            self._module,
+            self._pair.wiring,
+            self._recorder,
+            request,
+            schedule,
+            drafter,
+            verifier,
+        )
+        generator, progress = worker.run(on_verdict)
         return RankResult(generator, progress, None if verifier is None else verifier.logprobs)
 
     def stop_checker(self, request: Request) -> StopChecker:

@@ -27,7 +27,6 @@ from pearl_pp.schedule.instructions import (
 )
 from pearl_pp.schedule.schedule import Schedule
 from pearl_pp.stages.rank_module import RankModule
-from pearl_pp.stages.stage import Stage
 from pearl_pp.telemetry import Activity, Recorder
 from pearl_pp.transport.base import Channel, Transport
 
@@ -53,21 +52,42 @@ class Progress:
 
 
 class Worker:
-    """Runs requests on one rank.
+    """Runs one request on one rank.
 
     Args:
         transport: the two planes.
         module: what lives on this rank.
         wiring: shapes and dtypes of messages, agreed at start.
         recorder: where time goes.
+        request, schedule: the same on every rank.
+        drafter: of the shards on this rank.
+        verifier: on the last stage's rank, None elsewhere.
     """
 
-    def __init__(self, transport: Transport, module: RankModule, wiring: Wiring, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        module: RankModule,
+        wiring: Wiring,
+        recorder: Recorder,
+        request: Request,
+        schedule: Schedule,
+        drafter: Drafter,
+        verifier: Verifier | None,
+    ) -> None:
         self.rank = transport.rank
         self._transport = transport
         self._module = module
         self._wiring = wiring
         self._recorder = recorder
+        self._drafter = drafter
+        self._verifier = verifier
+        self._generator = SlotGenerator(schedule, len(request.token_ids), request.total_len, request.draft_end)
+        self._mailbox = Mailbox()
+        self._tape = TokenTape(request.token_ids)
+        self._target_output = torch.empty(0)
+        for stage in module.stages:
+            stage.reset(request.total_len)
         self._handlers: dict[type, Callable] = {
             ForwardTarget: self._forward_target,
             Draft: self._draft,
@@ -76,23 +96,9 @@ class Worker:
             SendVerdict: self._send_verdict,
         }
 
-    def run(
-        self,
-        request: Request,
-        schedule: Schedule,
-        drafter: Drafter,
-        verifier: Verifier | None,
-        on_verdict: OnVerdict | None = None,
-    ) -> tuple[SlotGenerator, Progress]:
-        """One request, slot by slot; every rank runs it with the same request and schedule.
-
-        Args:
-            verifier: on the last stage's rank.
-            on_verdict: called after each verdict has taken effect (streaming, checks).
-        """
-        generator = SlotGenerator(schedule, len(request.token_ids), request.total_len, request.draft_end)
-        progress = Progress()
-        self._begin(request, generator, drafter, verifier)
+    def run(self, on_verdict: OnVerdict | None = None) -> tuple[SlotGenerator, Progress]:
+        """Slot by slot until the request ends; `on_verdict` is called after each verdict has taken effect."""
+        generator, progress = self._generator, Progress()
         while not generator.finished:
             plan = generator.next_slot()
             self._execute(plan)
@@ -104,23 +110,6 @@ class Worker:
                     on_verdict(generator, verdict)
         self._mailbox.drain()
         return generator, progress
-
-    def _begin(
-        self, request: Request, generator: SlotGenerator, drafter: Drafter, verifier: Verifier | None
-    ) -> None:
-        self._generator = generator
-        self._drafter = drafter
-        self._verifier = verifier
-        self._mailbox = Mailbox()
-        self._tape = TokenTape(request.token_ids)
-        self._target_output: torch.Tensor | None = None
-        self._verdict: Verdict | None = None
-        for stage in self._stages():
-            stage.reset(request.total_len)
-
-    def _stages(self) -> list[Stage]:
-        target = [] if self._module.target is None else [self._module.target]
-        return [*target, *self._module.shards.values()]
 
     def _execute(self, plan: SlotPlan) -> None:
         self._slot = plan.slot
@@ -137,6 +126,7 @@ class Worker:
 
     def _forward_target(self, forward: ForwardTarget) -> None:
         stage = self._module.target
+        assert stage is not None, "the schedule puts target passes on stages only"
         with self._recorder.measure(Activity.WAIT):
             if stage.is_first:
                 inputs = torch.tensor(self._tape.read(forward.start, forward.end), dtype=torch.int64)
@@ -208,6 +198,7 @@ class Worker:
     # -- verdicts
 
     def _verify(self, verify: Verify) -> None:
+        assert self._verifier is not None, "the last stage's rank has the verifier"
         first, end = verify.first, verify.first + verify.num_drafted
         with self._recorder.measure(Activity.WAIT):
             drafted = self._tape.read(first, end)
@@ -247,7 +238,7 @@ class Worker:
                 self._import_entries(replica)
             self._mailbox.drop_all()
             self._drafter.restart()
-            for stage in self._stages():
+            for stage in self._module.stages:
                 stage.cache.cut(min(stage.cache.length, self._generator.state.committed - 1))
 
     # -- what the last stage needs from elsewhere

@@ -12,7 +12,16 @@ from enum import IntEnum
 from pearl_pp.decoding.window import Chunk, SequenceState
 from pearl_pp.messages import Verdict
 from pearl_pp.schedule.drafting import Occupancy, PlacedPass, PrefillProgress, split_pass
-from pearl_pp.schedule.instructions import Draft, ForwardTarget, Instruction, Kind, SendVerdict, SlotPlan, Transfer, Verify
+from pearl_pp.schedule.instructions import (
+    Draft,
+    ForwardTarget,
+    Instruction,
+    Kind,
+    SendVerdict,
+    SlotPlan,
+    Transfer,
+    Verify,
+)
 from pearl_pp.schedule.schedule import TICKS, Schedule
 
 

@@ -107,9 +107,7 @@ class Simulator:
                     assert verdict is not None
                     self._conclude(src, verdict, timeline)
 
-    def _work(
-        self, instruction: ForwardTarget | Draft, arrived: float, duration: float, timeline: Timeline
-    ) -> None:
+    def _work(self, instruction: ForwardTarget | Draft, arrived: float, duration: float, timeline: Timeline) -> None:
         rank = instruction.rank
         self._wait(rank, arrived)
         start = self._clock[rank]

@@ -58,7 +58,10 @@ class GlooTransport(PointToPointTransport):
             return Completed(tensor)
         host = tensor if tensor.is_cpu else _to_pinned(tensor)
         # ProcessGroup.send is what dist.isend ends in, 4 us instead of 20
-        work = self._groups[channel].send([host.contiguous()], dst, self._first_tag + channel)
+        try:
+            work = self._groups[channel].send([host.contiguous()], dst, self._first_tag + channel)
+        except RuntimeError as error:
+            raise self._lost(error, channel, dst) from None
         send = _Message(self, channel, dst, host, work)
         if len(self._unfinished) >= MAX_UNFINISHED_SENDS:
             self._unfinished.popleft().wait()
@@ -70,7 +73,10 @@ class GlooTransport(PointToPointTransport):
         host = torch.empty(shape, dtype=dtype, pin_memory=staged)
         if host.numel() == 0:
             return Completed(host.to(self.device) if staged else host)
-        work = self._groups[channel].recv([host], src, self._first_tag + channel)
+        try:
+            work = self._groups[channel].recv([host], src, self._first_tag + channel)
+        except RuntimeError as error:
+            raise self._lost(error, channel, src) from None
         return (_StagedReceive if staged else _Message)(self, channel, src, host, work)
 
     def finish(self, work: dist.Work, channel: Channel, peer: int, timeout_s: float | None) -> None:
@@ -82,11 +88,17 @@ class GlooTransport(PointToPointTransport):
         try:
             work.wait(limit)
         except RuntimeError as error:
-            self._broken = True
             # gloo has one type and many texts for its errors; the clock tells a timeout from a lost peer
-            if time.monotonic() - started >= seconds - 0.001:
-                raise TransportTimeout(self.rank, peer, channel, seconds) from None
-            raise PeerLost(self.rank, peer, channel, _plain(error)) from None
+            if time.monotonic() - started < seconds - 0.001:
+                raise self._lost(error, channel, peer) from None
+            self._broken = True
+            raise TransportTimeout(self.rank, peer, channel, seconds) from None
+
+    def _lost(self, error: RuntimeError, channel: Channel, peer: int) -> PeerLost:
+        self._broken = True
+        # gloo's text without its source location and its greeting
+        text = str(error).splitlines()[0].split("] ", 1)[-1].split(". ")[0]
+        return PeerLost(self.rank, peer, channel, text)
 
     def close(self) -> None:
         if self._broken:
@@ -112,7 +124,8 @@ class GlooTransport(PointToPointTransport):
             with contextlib.suppress(RuntimeError):
                 group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
         self._unfinished.clear()
-        self._release()
+        with contextlib.suppress(RuntimeError):  # the error that led here is the one to show
+            self._release()
 
     def _release(self) -> None:
         # connections close when nobody holds their group any more
@@ -159,8 +172,3 @@ def _to_pinned(tensor: torch.Tensor) -> torch.Tensor:
     """A copy in pinned host memory, complete on return: gloo reads it from another thread."""
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor)
-
-
-def _plain(error: RuntimeError) -> str:
-    """gloo's text without its source location and its greeting."""
-    return str(error).splitlines()[0].split("] ", 1)[-1].split(". ")[0]

@@ -125,9 +125,7 @@ class _Pending:
 
 
 class _Send(_Pending):
-    def __init__(
-        self, owner: "InProcessTransport", peer: int, channel: Channel, tensor: torch.Tensor
-    ) -> None:
+    def __init__(self, owner: "InProcessTransport", peer: int, channel: Channel, tensor: torch.Tensor) -> None:
         super().__init__(owner, peer, channel)
         self._tensor = tensor
         self._message = owner.group.send(owner.rank, peer, channel, tensor.detach().clone())

@@ -1,5 +1,6 @@
 """The tensor plane over NCCL: one rank per card, one communicator and one stream per channel."""
 
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
@@ -64,6 +65,11 @@ class NcclLauncher:
         self._unfinished.clear()
         for group in self._groups.values():
             dist.destroy_process_group(group)
+
+    def abort(self) -> None:
+        for group in self._groups.values():
+            with contextlib.suppress(RuntimeError):
+                group.abort()
 
 
 class _Launched:

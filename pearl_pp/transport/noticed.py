@@ -37,6 +37,10 @@ class Launcher(Protocol):
 
     def close(self) -> None: ...
 
+    def abort(self) -> None:
+        """End what has been launched and will not finish."""
+        ...
+
 
 class NoticedTransport(PointToPointTransport):
     """CONTROL goes over `control`, the other channels over `launcher`, notices over CONTROL of `notices`.
@@ -77,18 +81,14 @@ class NoticedTransport(PointToPointTransport):
             return Completed(tensor)
         data = tensor.contiguous()
         self._launcher.ready(data)
-        return self._post(
-            _Posted(self, channel, dst, lambda: self._launcher.send(channel, dst, data), sent=tensor)
-        )
+        return self._post(_Posted(self, channel, dst, lambda: self._launcher.send(channel, dst, data), sent=tensor))
 
     def irecv(self, channel: Channel, src: int, shape: Sequence[int], dtype: torch.dtype) -> Pending:
         if channel is Channel.CONTROL:
             return self._control.irecv(channel, src, shape, dtype)
         if 0 in shape:
             return Completed(torch.empty(shape, dtype=dtype, device=self.device))
-        return self._post(
-            _Posted(self, channel, src, lambda: self._launcher.recv(channel, src, shape, dtype))
-        )
+        return self._post(_Posted(self, channel, src, lambda: self._launcher.recv(channel, src, shape, dtype)))
 
     def _post(self, message: "_Posted") -> "_Posted":
         with self._lock:
@@ -154,6 +154,7 @@ class NoticedTransport(PointToPointTransport):
         with contextlib.suppress(Exception):  # some of them may be gone
             self._say(_ABORT)
         self.fail(PeerLost(self.rank, self.rank, Channel.CONTROL, reason))
+        self._launcher.abort()
         self._control.abort(reason)
 
     def _say(self, farewell: int) -> None:

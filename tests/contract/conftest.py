@@ -36,13 +36,14 @@ class GlooLauncher:
     def close(self) -> None:
         self._plane.close()
 
+    def abort(self) -> None:
+        self._plane.abort()
+
 
 def noticed_over_gloo(transport: Transport, fn: Callable[..., Any], *args: Any) -> Any:
     """Runs on a rank of the pool: three planes with tags of their own over the pool's process group."""
     world = dist.group.WORLD
-    control, notices, tensors = (
-        GlooTransport(world, world, CPU, 20.0, first_tag=tag) for tag in (100, 200, 300)
-    )
+    control, notices, tensors = (GlooTransport(world, world, CPU, 20.0, first_tag=tag) for tag in (100, 200, 300))
     with NoticedTransport(control, notices, GlooLauncher(tensors), 20.0) as noticed:
         return fn(noticed, *args)
 

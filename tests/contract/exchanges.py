@@ -176,5 +176,15 @@ def departure(transport: Transport, channel: Channel) -> str | None:
     try:
         transport.irecv(channel, 1, (1,), torch.int64).wait()
     except PeerLost as error:
-        return str(error)
+        return _after_the_loss(transport, channel) or str(error)
     return "nothing raised"
+
+
+def _after_the_loss(transport: Transport, channel: Channel) -> str:
+    """Later messages fail as well, when they are posted or waited for."""
+    try:
+        transport.isend(channel, 1, torch.zeros(1, dtype=torch.int64, device=transport.device))
+        transport.irecv(channel, 1, (1,), torch.int64).wait()
+    except PeerLost:
+        return ""
+    return "nothing raised the second time"

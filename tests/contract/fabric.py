@@ -80,6 +80,8 @@ class FabricLauncher:
 
     def close(self) -> None: ...
 
+    def abort(self) -> None: ...
+
 
 def run_on_fabric(world_size: int, fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
     """fn(transport, *args), a thread per rank; `options` are InProcessGroup's, for both control planes."""

@@ -82,7 +82,9 @@ def test_everything_rejected_on_any_number_of_ranks(num_ranks: int, cluster_of: 
 
 
 @pytest.mark.case("E1")
-@pytest.mark.parametrize("name", ["sd", "hop ship", "dedicated", "sharded on four", "pipelined F=3 p=2", "pipelined p=1"])
+@pytest.mark.parametrize(
+    "name", ["sd", "hop ship", "dedicated", "sharded on four", "pipelined F=3 p=2", "pipelined p=1"]
+)
 def test_ends_at_the_first_eos_wherever_it_falls(name: str, cluster_of: ClusterOf, pair_of: PairOf) -> None:
     num_ranks, options = PLACEMENTS[name]
     layers = max(4, num_ranks)

@@ -142,9 +142,7 @@ def test_logprobs_are_those_of_the_target(cluster_of: ClusterOf, pair_of: PairOf
 
 
 @pytest.mark.parametrize("name", ["sd", "hop ship", "pipelined p=2"])
-def test_repetition_penalty_is_the_oracles(
-    name: str, cluster_of: ClusterOf, pair_of: PairOf
-) -> None:
+def test_repetition_penalty_is_the_oracles(name: str, cluster_of: ClusterOf, pair_of: PairOf) -> None:
     num_ranks, options = PLACEMENTS[name]
     folder = pair_of("noisy", num_hidden_layers=4)[0]
     expected = oracle(folder, PROMPT, 40, repetition_penalty=1.3)

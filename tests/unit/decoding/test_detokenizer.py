@@ -59,9 +59,7 @@ WORDS = ["▁hello", "▁", "▁world", "END", "o", "▁▁", "é", "日", "🙂
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=50), st.lists(st.integers(0, 200), max_size=5))
-def test_byte_tokens_and_leading_spaces_decode_as_a_whole_text_does(
-    words: list[str], cuts: list[int]
-) -> None:
+def test_byte_tokens_and_leading_spaces_decode_as_a_whole_text_does(words: list[str], cuts: list[int]) -> None:
     tokenizer = with_byte_tokens()
     vocab = tokenizer.get_vocab()
     ids = [token for word in words for token in ([vocab[word]] if word in vocab else list(word.encode()))]
@@ -95,3 +93,16 @@ def test_special_tokens_are_left_out(tokenizer: object) -> None:
     detokenizer = Detokenizer(tokenizer)
     special = tokenizer.eos_token_id
     assert detokenizer.push([special, 72 + 32, special, 72 + 33, special]) == "hi"
+
+
+def test_special_tokens_do_not_push_the_context_out() -> None:
+    tokenizer = with_byte_tokens()
+    vocab = tokenizer.get_vocab()
+    ids = [vocab["▁hello"], *[tokenizer.eos_token_id] * 40, vocab["▁world"]]
+    assert Detokenizer(tokenizer).push(ids) == decode(tokenizer, ids) == "hello world"
+
+
+def test_bytes_that_can_become_no_character_any_more_are_not_waited_for() -> None:
+    detokenizer = Detokenizer(byte_level())
+    assert detokenizer.push([0x80] * 10) == UNREADABLE * 7
+    assert detokenizer.flush() == UNREADABLE * 3

@@ -132,8 +132,7 @@ def test_coupled_acceptance_is_what_shared_gumbel_noise_gives() -> None:
     """P(both draw x) = 1 / sum_y max(p_y / p_x, q_y / q_x), by the Gumbel race of Daliri et al. 2024."""
     p, q = (0.4, 0.3, 0.2, 0.1), (0.1, 0.2, 0.3, 0.4)
     expected = sum(
-        1 / sum(max(py / px, qy / qx) for py, qy in zip(p, q, strict=True))
-        for px, qx in zip(p, q, strict=True)
+        1 / sum(max(py / px, qy / qx) for py, qy in zip(p, q, strict=True)) for px, qx in zip(p, q, strict=True)
     )
     run = pearl(CoupledRule(seed=8), independent(*p), independent(*q), 15_000, windows=(2,))
     sigma = (expected * (1 - expected) / (run.accepted + run.rejected)) ** 0.5

@@ -45,9 +45,7 @@ def test_uniform_draws_are_uniform_and_independent_of_each_other() -> None:
 
 
 @given(seeds, positions, st.integers(1, 50))
-def test_gumbel_noise_does_not_depend_on_the_vocabulary_beyond_it(
-    seed: int, position: int, size: int
-) -> None:
+def test_gumbel_noise_does_not_depend_on_the_vocabulary_beyond_it(seed: int, position: int, size: int) -> None:
     assert (gumbel(seed, position, 64)[:size] == gumbel(seed, position, size)).all()
 
 

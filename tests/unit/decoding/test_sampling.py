@@ -140,10 +140,7 @@ def test_ids_beyond_the_tokenizer_are_never_drawn_or_chosen() -> None:
     ):
         scores = LogitsPipeline(sampling_params(**options), 120, EOS, 1).scores(logits, [0], [1])
         assert scores.shape == (2, 120) and scores.isfinite().any()
-    assert (
-        GreedyRule().draft(LogitsPipeline(sampling_params(), 120, EOS, 1).scores(logits[:1], [0])[0], 1)[0]
-        < 120
-    )
+    assert GreedyRule().draft(LogitsPipeline(sampling_params(), 120, EOS, 1).scores(logits[:1], [0])[0], 1)[0] < 120
 
 
 @pytest.mark.case("V3")
@@ -156,9 +153,7 @@ def test_two_thousand_tokens_at_temperature_two_are_real_ids() -> None:
 
 
 @pytest.mark.case("V5")
-@pytest.mark.parametrize(
-    "options", [{}, {"temperature": 1.0}, {"temperature": 1.0, "repetition_penalty": 1.3}]
-)
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}, {"temperature": 1.0, "repetition_penalty": 1.3}])
 def test_a_model_with_fewer_rows_than_ids_never_gives_the_missing_ones(options: dict[str, float]) -> None:
     scores = LogitsPipeline(sampling_params(**options), 53, EOS, 1).scores(rows_of(1, 50), [0, 51])
     assert scores.shape == (1, 53) and (scores[:, 50:] == -INF).all() and scores[:, :50].isfinite().all()

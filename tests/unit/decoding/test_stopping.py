@@ -104,9 +104,23 @@ def test_the_token_that_completes_a_stop_string_is_kept_whole() -> None:
 
 
 def test_the_earliest_of_several_stop_strings_cuts() -> None:
-    stop_checker = checker(sampling_params(stop=("hello", "ell", "zz")))
+    stop_checker = checker(sampling_params(stop=("ell", "hello", "zz")))
     assert stop_checker.feed([120, 256, 120]) == (2, StopReason.STOP_STRING)
     assert stop_checker.text() == "x"
+
+
+@pytest.mark.case("E2")
+def test_text_that_may_begin_a_stop_string_is_not_shown_yet() -> None:
+    stop_checker = checker(sampling_params(stop=("END", "é")))
+    shown = []
+    for token in ids_of("xENEx"):
+        stop_checker.feed([token])
+        shown.append(stop_checker.new_text())
+    assert shown == ["x", "", "", "EN", "Ex"]
+    stop_checker.feed(ids_of("EN"))
+    assert stop_checker.new_text() == ""
+    stop_checker.feed(ids_of("D"))
+    assert stop_checker.new_text() == "" and stop_checker.text() == "xENEx"
 
 
 def test_before_min_new_tokens_no_stop_string_ends_the_text() -> None:

@@ -22,12 +22,8 @@ def one_hot_scores(*tokens: int, vocab_size: int = 5) -> Tensor:
     return scores
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8), st.booleans(), st.integers(0, 4)
-)
-def test_greedy_accepts_up_to_the_first_difference(
-    pairs: list[tuple[int, int]], bonus: bool, last: int
-) -> None:
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8), st.booleans(), st.integers(0, 4))
+def test_greedy_accepts_up_to_the_first_difference(pairs: list[tuple[int, int]], bonus: bool, last: int) -> None:
     drafted, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     if not pairs and not bonus:
         return

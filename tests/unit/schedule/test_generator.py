@@ -1,4 +1,4 @@
-"""Properties of every schedule: a symbolic worker executes the instructions and refuses what a real one could not do."""
+"""Properties of every schedule: a symbolic worker refuses what a real one could not do."""
 
 from __future__ import annotations
 

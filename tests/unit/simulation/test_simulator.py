@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from pearl_pp.schedule.instructions import Draft, ForwardTarget, Kind
@@ -73,7 +75,7 @@ def test_target_passes_never_wait_for_a_draft_pass() -> None:
         assert (busy.start - busy.rank / 4) % 1.0 == pytest.approx(0.0, abs=1e-9)
     drafts = [b for b in timeline.busy if isinstance(b.instruction, Draft)]
     by_rank = sorted((b.rank, b.start, b.end) for b in passes + drafts)
-    for (rank, _, end), (next_rank, start, _) in zip(by_rank, by_rank[1:], strict=False):
+    for (rank, _, end), (next_rank, start, _) in itertools.pairwise(by_rank):
         assert rank != next_rank or end <= start + 1e-9
 
 

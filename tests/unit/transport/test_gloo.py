@@ -39,9 +39,7 @@ def run_ahead(transport, seconds):
 
 def two_over_one_group(transport):
     group = dist.group.WORLD
-    first, second = (
-        GlooTransport(group, group, torch.device("cpu"), 20.0, first_tag=tag) for tag in (500, 600)
-    )
+    first, second = (GlooTransport(group, group, torch.device("cpu"), 20.0, first_tag=tag) for tag in (500, 600))
     if transport.rank == 0:
         first.isend(Channel.CONTROL, 1, torch.tensor([1]))
         second.isend(Channel.CONTROL, 1, torch.tensor([2]))

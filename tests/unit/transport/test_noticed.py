@@ -22,6 +22,7 @@ class NotingLauncher:
     def __init__(self):
         self.log = []
         self.fails = False
+        self.aborted = False
 
     def ready(self, tensor):
         self.log.append("ready")
@@ -37,6 +38,9 @@ class NotingLauncher:
         return Completed(torch.zeros(shape, dtype=dtype))
 
     def close(self): ...
+
+    def abort(self):
+        self.aborted = True
 
 
 class Pair:
@@ -119,6 +123,8 @@ def test_waits_end_when_the_peer_leaves(pair):
     pair.ranks[0].abort("its own error")
     with pytest.raises(PeerLost, match="rank 1: lost rank 0 on ACTIVATIONS"):
         receive.wait()
+    pair.ranks[1].close()  # nobody to meet: it does not wait for rank 0
+    assert [launcher.aborted for launcher in pair.launchers] == [True, True]
 
 
 def test_a_launch_that_fails_is_raised_where_it_happens_and_leaves_nothing_waiting(pair):
