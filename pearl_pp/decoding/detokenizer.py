@@ -17,9 +17,7 @@ class Tokenizer(Protocol):
     @property
     def all_special_ids(self) -> list[int]: ...
 
-    def decode(
-        self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
-    ) -> str: ...
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str: ...
 
 
 class Detokenizer:
@@ -63,9 +61,7 @@ class Detokenizer:
         return piece
 
     def _decode(self) -> str:
-        return self._tokenizer.decode(
-            self._window, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        return self._tokenizer.decode(self._window, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def _gained(before: str, now: str) -> str:

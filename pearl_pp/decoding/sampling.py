@@ -24,9 +24,7 @@ class LogitsPipeline:
     eos_token_ids: the target's; prompt_len: tokens in the prompt.
     """
 
-    def __init__(
-        self, params: SamplingParams, vocab_size: int, eos_token_ids: frozenset[int], prompt_len: int
-    ) -> None:
+    def __init__(self, params: SamplingParams, vocab_size: int, eos_token_ids: frozenset[int], prompt_len: int) -> None:
         self.params = params
         self.vocab_size = vocab_size
         self.prompt_len = prompt_len
@@ -64,9 +62,7 @@ def cut_to_vocab(logits: Tensor, vocab_size: int) -> Tensor:
     return logits[..., :vocab_size]
 
 
-def penalise_repetition(
-    scores: Tensor, penalty: float, context: Sequence[int], drafted: Sequence[int]
-) -> Tensor:
+def penalise_repetition(scores: Tensor, penalty: float, context: Sequence[int], drafted: Sequence[int]) -> Tensor:
     """Push down the tokens row i has seen, in context or drafted[:i]: transformers' rule. A new tensor."""
     first_row = {token: row for row, token in reversed(list(enumerate(drafted, start=1)))}
     first_row.update(dict.fromkeys(context, 0))

@@ -44,9 +44,7 @@ class SamplingParams(BaseModel):
     @classmethod
     def _representable(cls, temperature: float) -> float:
         if 0 < temperature < MIN_TEMPERATURE:
-            raise PydanticCustomError(
-                "range", "must be 0 (greedy) or at least {least}", {"least": MIN_TEMPERATURE}
-            )
+            raise PydanticCustomError("range", "must be 0 (greedy) or at least {least}", {"least": MIN_TEMPERATURE})
         return temperature
 
     @field_validator("min_new_tokens")
@@ -76,9 +74,7 @@ def sampling_params(**options: object) -> SamplingParams:
     Raises UserError with one line that names the flag and its value; an unknown option names the nearest one.
     """
     try:
-        return SamplingParams.model_validate(
-            {name.replace("-", "_"): value for name, value in options.items()}
-        )
+        return SamplingParams.model_validate({name.replace("-", "_"): value for name, value in options.items()})
     except ValidationError as error:
         raise _user_error(error.errors()[0]) from None
 

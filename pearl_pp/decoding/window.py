@@ -15,7 +15,10 @@ from pearl_pp.messages import Outcome, Verdict
 
 
 class Chunk(NamedTuple):
-    """Positions [start, end) fed to the target in one pass; its rows judge `first_judged` .. `end`."""
+    """Positions [start, end) fed to the target in one pass; its rows judge `first_judged` .. `end`.
+
+    A piece of the prompt that is not its last judges nothing.
+    """
 
     entry_slot: int
     start: int
@@ -63,10 +66,23 @@ class SequenceState:
         if self.num_unfed <= 0:
             return None
         start, end = self.fed, self.fed + self.num_unfed
-        chunk = Chunk(slot, start, end, max(start + 1, self.committed))
-        self.fed = end
+        return self._enter(Chunk(slot, start, end, max(start + 1, self.committed)))
+
+    def take_piece(self, slot: int, size: int) -> Chunk:
+        """The next `size` tokens of the prompt enter; the prompt's last token is never among them."""
+        end = self.fed + size
+        if end >= self.prompt_len:
+            raise ValueError(f"a piece must end before the prompt's last token, not at {end} of {self.prompt_len}")
+        return self._enter(Chunk(slot, self.fed, end, end + 1))
+
+    def _enter(self, chunk: Chunk) -> Chunk:
+        self.fed = chunk.end
         self.in_flight.append(chunk)
         return chunk
+
+    def retire(self) -> None:
+        """The oldest chunk has left the last stage without a verdict."""
+        self.in_flight.popleft()
 
     def num_drafted_for(self, chunk: Chunk) -> int:
         """Judged positions of `chunk` that have a drafted token; one fewer than judged means a bonus row."""

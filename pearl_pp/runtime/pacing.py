@@ -1,4 +1,4 @@
-"""`--gamma auto`: how long a draft pass is in slots, from pass times measured in the first windows."""
+"""How fast things enter: the length of a draft pass in slots (`--gamma auto`), and the pieces of a long prompt."""
 
 from __future__ import annotations
 
@@ -25,3 +25,19 @@ def measured_pass_ticks(
     if not measured:
         return 0
     return max(1, max(measured) * num_stages * TICKS // sum(target_times))
+
+
+# Below this many tokens a pass over a piece costs no less: reading the weights dominates.
+_MIN_PIECE = 128
+_PIECES_PER_STAGE = 3
+
+
+def prefill_piece(prompt_len: int, num_stages: int) -> int:
+    """Tokens of a piece of the prompt, so that all stages work at once; 0 leaves a short prompt whole.
+
+    P pieces take P + N - 1 slots of 1/P of the prompt's time in a stage: with P = 3N a third of the whole
+    prompt's time, and more pieces gain little.
+    """
+    if num_stages == 1 or prompt_len < 2 * _MIN_PIECE:
+        return 0
+    return max(_MIN_PIECE, -(-prompt_len // (_PIECES_PER_STAGE * num_stages)))

@@ -11,6 +11,7 @@ from pearl_pp.decoding.stopping import StopChecker
 from pearl_pp.decoding.verification import make_rule
 from pearl_pp.runtime.drafter import Drafter
 from pearl_pp.runtime.loading import ModelPair
+from pearl_pp.runtime.pacing import prefill_piece
 from pearl_pp.runtime.request import Request
 from pearl_pp.runtime.verifier import Verifier
 from pearl_pp.runtime.worker import OnVerdict, Progress, Worker
@@ -56,7 +57,12 @@ class RankEngine:
         verifier = None
         if self._transport.rank == self._verifies_on:
             verifier = Verifier(rule, pipeline, self.stop_checker(request), request.params.logprobs)
-        schedule = replace(schedule, sends_probs=rule.needs_probs, report_at=frozenset(request.report_at))
+        schedule = replace(
+            schedule,
+            sends_probs=rule.needs_probs,
+            report_at=frozenset(request.report_at),
+            prefill_piece=prefill_piece(len(request.token_ids), schedule.num_stages),
+        )
         drafter = Drafter(self._module.shards, rule, pipeline)
         worker = Worker(
             self._transport,

@@ -79,13 +79,16 @@ class SlotGenerator:
         self._prefill_idle_replicas(slot)
         self._share_tokens(slot)
         leaving = next((c for c in self.state.in_flight if c.entry_slot + self.schedule.last_rank == slot), None)
-        if leaving is not None:
+        has_verdict = leaving is not None and leaving.num_judged > 0
+        if has_verdict:
             self._verify(slot, leaving)
+        elif leaving is not None:
+            self.state.retire()
         due = sorted(e for e in self._events if e[0] == slot)
         self._events = [e for e in self._events if e[0] != slot]
-        plan = SlotPlan(self._slot, slot, tuple(e[-1] for e in due), leaving is not None)
+        plan = SlotPlan(self._slot, slot, tuple(e[-1] for e in due), has_verdict)
         self._account(plan.instructions)
-        self._awaits_verdict = leaving is not None
+        self._awaits_verdict = has_verdict
         self._slot += 1
         self._window_slot += 1
         return plan
@@ -105,24 +108,32 @@ class SlotGenerator:
     # -- entries and target passes
 
     def _is_entry_slot(self, slot: int, drafted: int) -> bool:
-        if self._origin is None:  # the first chunk waits for the first window
+        if self._origin is None:  # the first chunk may have to wait for the first window
             return drafted >= min(self.state.committed + self.schedule.first_window, self._draft_end())
         since_fill = slot - self._origin - (self.schedule.fill - 1)
         return since_fill <= 0 or since_fill % self.schedule.verify_interval == 0
 
     def _enter_chunk(self, slot: int) -> None:
-        if not self._is_entry_slot(slot, self.state.drafted):
-            return
-        if self.state.take_chunk(slot) and self._origin is None:
+        if self._num_pieces_left:
+            self.state.take_piece(slot, self.schedule.prefill_piece)
+        elif self._is_entry_slot(slot, self.state.drafted) and self.state.take_chunk(slot) and self._origin is None:
             self._origin = slot
 
-    def _next_entry(self, slot: int) -> int | None:
-        """The slot after `slot` in which a chunk will enter if nothing more is drafted until then."""
+    @property
+    def _num_pieces_left(self) -> int:
+        """Pieces of the prompt before its last one, which waits for what is drafted meanwhile."""
+        size = self.schedule.prefill_piece
+        return max(0, self.state.prompt_len - 1 - self.state.fed) // size if size else 0
+
+    def _next_entries(self, slot: int) -> list[int]:
+        """Slots after `slot` in which chunks will enter if nothing more is drafted until then."""
+        pieces = [slot + 1 + i for i in range(self._num_pieces_left)]
         if min(self._scheduled, self.state.total_len - 1) <= self.state.fed:
-            return None
+            return pieces
+        later = slot + len(pieces) + 1
         if self._origin is None:
-            return slot + 1 if self._is_entry_slot(slot + 1, self._scheduled) else None
-        return next(k for k in itertools.count(slot + 1) if self._is_entry_slot(k, self._scheduled))
+            return [*pieces, later] if self._is_entry_slot(later, self._scheduled) else pieces
+        return [next(k for k in itertools.count(later) if self._is_entry_slot(k, self._scheduled))]
 
     def _forward_target(self, slot: int) -> None:
         for chunk in self.state.in_flight:
@@ -166,9 +177,7 @@ class SlotGenerator:
 
     def _place_pass(self, slot: int) -> PlacedPass:
         entries = [chunk.entry_slot for chunk in self.state.in_flight]
-        upcoming = self._next_entry(slot)
-        if upcoming is not None:
-            entries.append(upcoming)
+        entries += self._next_entries(slot)
         occupancy = Occupancy(self.schedule.num_stages, entries, self._parts)
         replicas = self.schedule.replicas
         usable = [i for i in range(len(replicas)) if self._prefill.is_ready(i)] or range(len(replicas))
@@ -279,7 +288,7 @@ class SlotGenerator:
         self.kv_lengths = [[min(length, kept) for length in lengths] for lengths in self.kv_lengths]
         self._planned_kv = [min(lengths) for lengths in self.kv_lengths]
         self._window_slot = self._clock = self._number = 0
-        self._origin: int | None = 0 if self.schedule.first_window == 0 else None
+        self._origin: int | None = None
         self._scheduled = self.state.committed
         self._events: list[tuple[int, int, Phase, int, Instruction]] = []
         self._parts: list[tuple[int, int, int]] = []

@@ -23,6 +23,7 @@ class Schedule:
         draft_limit: tokens drafted after a restart at most; None is post-verify (drafting never waits).
         ships_kv: hand-off by KV entries; otherwise the replica feeds the missing tokens itself.
         sends_probs: q travels with the drafted tokens.
+        prefill_piece: the prompt goes through the stages in pieces of so many tokens; 0 is in one piece.
         report_at: numbers of the verdicts before which every rank reports its pass times to the last stage.
     """
 
@@ -35,6 +36,7 @@ class Schedule:
     draft_limit: int | None = None
     ships_kv: bool = False
     sends_probs: bool = False
+    prefill_piece: int = 0
     report_at: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:

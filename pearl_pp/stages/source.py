@@ -1,6 +1,7 @@
 """A model folder before anything is loaded: what its config says, and whether its checkpoint fits."""
 
 import contextlib
+import copy
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from pearl_pp.stages import checkpoint, families
 from pearl_pp.stages.kv_cache import KVCache
 
 MAX_NAMES = 3
+WEIGHT_SUFFIXES = {".bin", ".gguf", ".pt", ".pth", ".safetensors"}
 
 
 @dataclass(frozen=True)
@@ -100,14 +102,14 @@ class ModelSource:
             except (SafetensorError, OSError) as error:
                 raise self.error(f"{file.name} cannot be read: {error}") from error
         if not tensors:
-            others = sorted(f.name for f in self.path.iterdir() if f.suffix in {".bin", ".pth", ".pt", ".gguf"})
-            hint = f" ({others[0]} is not supported)" if others else ""
-            raise self.error(f"no safetensors files{hint}")
+            others = sorted(f.name for f in self.path.iterdir() if f.suffix in WEIGHT_SUFFIXES)
+            hint = f"; {others[0]} is not read" if others else ""
+            raise self.error(f"no model.safetensors{hint}")
         return tensors
 
     def new_model(self, dtype: torch.dtype, attention: str | None = None) -> PreTrainedModel:
         """The whole model on the meta device: structure without memory."""
-        config = type(self.config).from_dict(self.config.to_dict())
+        config = copy.deepcopy(self.config)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=attention, trust_remote_code=self.trust_remote_code
@@ -140,10 +142,16 @@ class ModelSource:
         return UserError(self.option, self.path, reason)
 
     def _files(self) -> list[Path]:
-        index = self.path / "model.safetensors.index.json"
-        if index.is_file():
+        """The checkpoint's files as transformers picks them; none where there are no safetensors."""
+        single, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
+        if single.is_file():
+            return [single]
+        if not index.is_file():
+            return []
+        try:
             return sorted({self.path / name for name in json.loads(index.read_text())["weight_map"].values()})
-        return sorted(self.path.glob("*.safetensors"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self.error(f"{index.name} names no files") from error
 
 
 def open_model(path: str | Path, option: str, trust_remote_code: bool = False) -> ModelSource:
@@ -158,14 +166,14 @@ def open_model(path: str | Path, option: str, trust_remote_code: bool = False) -
         raise UserError(option, path, "no config.json in this folder")
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (ValueError, KeyError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(
-            option, path, f"config.json cannot be used (transformers {transformers.__version__}): {reason}"
-        ) from error
+        eos_token_ids = _eos_token_ids(folder, config)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        version = f"transformers {transformers.__version__}"
+        raise UserError(option, path, f"its configs cannot be used ({version}): {reason}") from error
     if (reason := families.refusal(config)) is not None:
         raise UserError(option, path, reason)
-    return ModelSource(folder, option, config, trust_remote_code, _eos_token_ids(folder, config))
+    return ModelSource(folder, option, config, trust_remote_code, eos_token_ids)
 
 
 def _eos_token_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int]:

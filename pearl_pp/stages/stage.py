@@ -25,13 +25,15 @@ class _Parts(NamedTuple):
     layers_name: str
     embedding: nn.Module
     exit: tuple[nn.Module, ...]
-    head: nn.Module | None
+    head: nn.Module
 
     @classmethod
     def of(cls, model: PreTrainedModel, place: families.Decoder) -> "_Parts":
         decoder = place.module(model)
         exit = tuple(getattr(decoder, name) for name in place.exit)
-        return cls(decoder, place.layers, model.get_input_embeddings(), exit, model.get_output_embeddings())
+        head = model.get_output_embeddings()
+        assert head is not None  # a causal language model has one
+        return cls(decoder, place.layers, model.get_input_embeddings(), exit, head)
 
 
 class Stage(nn.Module):

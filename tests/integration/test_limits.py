@@ -92,3 +92,21 @@ def test_a_hop_moves_only_what_was_drafted_elsewhere(handoff: str, pair_of: Pair
     per_token = cluster.pair.draft.kv_bytes_per_token(cluster.pair.dtype)
     assert outcome.handoff_bytes <= hops * (gamma + 1) * per_token
     assert (outcome.handoff_bytes > 0) == (handoff == "ship")
+
+
+@pytest.mark.parametrize(
+    "options", [{"placement": "hop"}, {"strategy": "sd"}, {"strategy": "ar"}, {"placement": "sharded"}]
+)
+@pytest.mark.parametrize("length", [255, 256, 700])
+def test_a_long_prompt_in_pieces(options: dict, length: int, pair_of: PairOf) -> None:
+    target, draft = pair_of("noisy")
+    models = (target, None) if options.get("strategy") == "ar" else (target, draft)
+    prompt = [(7 * i) % 120 for i in range(length)]
+    passes = []
+
+    def watch(rank, module, generator, verdict) -> None:
+        passes.append(generator.schedule.prefill_piece)
+
+    outcome = Cluster(*models, 4, gamma=4, **options).run(prompt, watch, max_new_tokens=12, ignore_eos=True)
+    assert outcome.ids == oracle(target, prompt, 12)
+    assert (max(passes) > 0) == (length >= 256)

@@ -141,3 +141,19 @@ def test_make_rule() -> None:
     assert [make_rule(name, sampled, 1).needs_probs for name in ("rejection", "coupled")] == [True, False]
     with pytest.raises(UserError, match="--verify gumbel: must be one of coupled, rejection"):
         make_rule("gumbel", sampled, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rule", [GreedyRule(), RejectionRule(6), CoupledRule(6)])
+def test_a_gpu_gives_the_same_tokens(rule: verification.VerificationRule) -> None:
+    generator = torch.Generator().manual_seed(2)
+    for position in range(0, 500, 10):
+        scores = 3 * torch.randn(6, 1_000, generator=generator)
+        noisy = scores + 0.3 * torch.randn(6, 1_000, generator=generator)
+        drafted, probs = zip(*(rule.draft(noisy[row], position + row) for row in range(5)), strict=True)
+        q = torch.stack(probs) if rule.needs_probs else None
+        on_gpu = rule.judge(scores.cuda(), drafted, None if q is None else q.cuda(), position)
+        assert on_gpu == rule.judge(scores, drafted, q, position)
+        assert rule.draft(noisy[0].cuda(), position)[0] == drafted[0]
+    with pytest.raises(ArithmeticError, match="position 3"):
+        CoupledRule(1).judge(torch.full((1, 5), NAN).cuda(), [], None, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -27,7 +28,12 @@ def replicas(draw: st.DrawFn, num_ranks: int) -> Replica:
 
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
-    """Any strategy, placement, entry pattern and pace; the draft may have ranks of its own."""
+    """Any strategy, placement, entry pattern, prefill and pace; the draft may have ranks of its own."""
+    return replace(draw(_without_prefill()), prefill_piece=draw(st.sampled_from([0, 0, 1, 2, 5])))
+
+
+@st.composite
+def _without_prefill(draw: st.DrawFn) -> Schedule:
     num_stages = draw(st.integers(1, 8))
     if draw(st.integers(0, 9)) == 0:
         return plain(num_stages)

@@ -118,7 +118,7 @@ class SymbolicRanks:
             assert length == generator.kv_lengths[i][j], "the generator knows every cache's length"
 
 
-@given(schedules(), st.integers(1, 6), st.integers(1, 30), st.randoms(use_true_random=False))
+@given(schedules(), st.integers(1, 12), st.integers(1, 30), st.randoms(use_true_random=False))
 def test_a_symbolic_worker_can_do_every_schedule(
     schedule: Schedule, prompt_len: int, num_new: int, rng: random.Random
 ) -> None:
@@ -141,7 +141,7 @@ def test_a_symbolic_worker_can_do_every_schedule(
     assert generator.state.committed == total, "exactly as many tokens as asked for"
 
 
-@given(schedules(), st.integers(1, 6), st.integers(1, 30), st.randoms(use_true_random=False))
+@given(schedules(), st.integers(1, 12), st.integers(1, 30), st.randoms(use_true_random=False))
 def test_every_position_is_judged_once_and_in_order(
     schedule: Schedule, prompt_len: int, num_new: int, rng: random.Random
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from transformers.utils import logging
 
 from pearl_pp.stages import checkpoint
 from pearl_pp.stages.source import open_model
@@ -85,10 +86,13 @@ def test_weights_do_not_live_in_the_file(llama_dir: Path, token_ids: torch.Tenso
     assert torch.equal(stage.run(token_ids, 0, num_logits=32), before)
 
 
+@pytest.mark.filterwarnings("ignore:Cannot enable progress bars")
 def test_loading_is_silent(llama_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    logging.enable_progress_bar()
     source = open_model(llama_dir, "--target")
     source.check()
     build_stage(source, 1, 2, dtype=torch.float32, device="cpu", max_len=16)
+    assert logging.is_progress_bar_enabled()
     captured = capfd.readouterr()
     assert captured.out == captured.err == ""
 

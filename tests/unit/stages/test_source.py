@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from pearl_pp.errors import UserError
 from pearl_pp.stages.source import ModelSource, open_model
-from tests.unit.stages.tiny import save_model, tiny_config
+from tests.unit.stages.tiny import Pipeline, save_model, tiny_config
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_config_json_is_enough_for_planning(tmp_path: Path) -> None:
     assert source.tied
     assert source.dtype == torch.bfloat16
     assert source.kv_bytes_per_token(source.dtype) == 4 * 2 * 2 * 16 * 2
-    assert "no safetensors" in refusal(tmp_path)
+    assert "no model.safetensors" in refusal(tmp_path)
 
 
 @pytest.mark.case("E4")
@@ -72,13 +72,13 @@ def test_no_folder_no_config_no_weights(tmp_path: Path, folder: Path) -> None:
     assert refusal(tmp_path / "nowhere") == "no such folder"
     assert refusal(tmp_path) == "no config.json in this folder"
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert refusal(folder) == "no safetensors files (pytorch_model.bin is not supported)"
+    assert refusal(folder) == "no model.safetensors; pytorch_model.bin is not read"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "no-such-family"}', "{}"])
 def test_a_config_that_is_none(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
-    assert "config.json cannot be used" in refusal(folder)
+    assert refusal(folder).startswith("its configs cannot be used (transformers ")
 
 
 def test_missing_tensors_are_named(folder: Path) -> None:
@@ -120,10 +120,36 @@ def test_a_missing_or_damaged_shard_is_named(tmp_path: Path) -> None:
 
 
 def test_a_source_is_not_changed_by_building_from_it(folder: Path) -> None:
-    from tests.unit.stages.tiny import Pipeline
-
     source: ModelSource = open_model(folder, "--target")
     before = source.config.to_dict()
     Pipeline(source, [(0, 1), (1, 4)], dtype=torch.bfloat16)
     assert source.config.to_dict() == before
     assert len(source.meta_model.model.layers) == 4
+
+
+REMOTE_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OddConfig(LlamaConfig):
+    model_type = "odd"
+
+class OddForCausalLM(LlamaForCausalLM):
+    config_class = OddConfig
+"""
+
+
+def test_code_in_the_folder_runs_only_when_trusted(
+    folder: Path, token_ids: torch.Tensor, llama_logits: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    (folder / "odd.py").write_text(REMOTE_CODE)
+    config = json.loads((folder / "config.json").read_text())
+    classes = {"AutoConfig": "odd.OddConfig", "AutoModelForCausalLM": "odd.OddForCausalLM"}
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "odd", "auto_map": classes}))
+    assert "trust_remote_code" in refusal(folder)
+    source = open_model(folder, "--target", trust_remote_code=True)
+    source.check()
+    logits = Pipeline(source, [(0, 1), (1, 4)]).run(token_ids, 0)
+    torch.testing.assert_close(logits, llama_logits, rtol=0, atol=1e-5)
