@@ -10,7 +10,11 @@ class UserError(Exception):
     exit_code = 2
 
     def __init__(self, option: str, value: object, reason: str) -> None:
+        # All arguments go to Exception, so that the error can be pickled between processes.
+        super().__init__(option, value, reason)
         self.option = option
         self.value = value
         self.reason = reason
-        super().__init__(f"{option} {value}: {reason}" if value is not None else f"{option}: {reason}")
+
+    def __str__(self) -> str:
+        return f"{self.option}: {self.reason}" if self.value is None else f"{self.option} {self.value}: {self.reason}"

@@ -1,6 +1,7 @@
 """The options of a run: RunConfig, the flags and YAML files that make one, and placement files."""
 
 from pearl_pp.config.placement_file import PlacementFile, ShardEntry, read_placement_file
+from pearl_pp.config.profile_file import read_profile
 from pearl_pp.config.run_config import OPTIONS, PRESETS, RunConfig, option_name, run_config
 
 __all__ = [
@@ -11,5 +12,6 @@ __all__ = [
     "ShardEntry",
     "option_name",
     "read_placement_file",
+    "read_profile",
     "run_config",
 ]

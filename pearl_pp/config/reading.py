@@ -28,12 +28,12 @@ def first_user_error(
     faults = error.errors(include_url=False)
     field = str(faults[0]["loc"][0]) if faults[0]["loc"] else ""
     same_field = [fault for fault in faults if fault["loc"] and str(fault["loc"][0]) == field]
-    reasons = dict.fromkeys(_reason(fault["type"], fault["msg"]) for fault in same_field or faults[:1])
+    reasons = dict.fromkeys(reason_of(fault["type"], fault["msg"]) for fault in same_field or faults[:1])
     reason = " or ".join(reasons).replace(" or must be", " or")
     return UserError(names.get(field, field), one_line((values or {}).get(field, faults[0]["input"])), reason)
 
 
-def _reason(kind: str, message: str) -> str:
+def reason_of(kind: str, message: str) -> str:
     """Pydantic's message in the words of a command line."""
     if kind in ("missing", "bool_parsing"):
         return {"missing": "is missing", "bool_parsing": "must be true or false"}[kind]

@@ -47,7 +47,8 @@ def _single(num_ranks: int, num_layers: int, interval: int | None) -> _Draft:
 
 
 def _hop(num_ranks: int, num_layers: int, interval: int | None) -> _Draft:
-    return _Draft(num_ranks, (_whole(num_ranks - 1, num_layers), _whole(0, num_layers)))
+    ranks = dict.fromkeys((num_ranks - 1, 0))  # one rank alone needs one copy
+    return _Draft(num_ranks, tuple(_whole(rank, num_layers) for rank in ranks))
 
 
 def _pipelined(num_ranks: int, num_layers: int, interval: int | None) -> _Draft:

@@ -77,8 +77,8 @@ class SlotGenerator:
         self._forward_target(slot)
         self._draft(slot)
         self._prefill_idle_replicas(slot)
-        self._share_tokens(slot)
         leaving = next((c for c in self.state.in_flight if c.entry_slot + self.schedule.last_rank == slot), None)
+        self._share_tokens(slot, leaving)
         has_verdict = leaving is not None and leaving.num_judged > 0
         if has_verdict:
             self._verify(slot, leaving)
@@ -239,19 +239,28 @@ class SlotGenerator:
             if self._prefill.advance(index):
                 self._planned_kv[index] = prompt_len
 
-    def _share_tokens(self, slot: int) -> None:
-        """Tokens drafted in this slot go to rank 0, the last stage and every replica, one message per stay."""
+    def _share_tokens(self, slot: int, leaving: Chunk | None) -> None:
+        """Drafted tokens go to rank 0, the last stage and every replica when one of them needs some: one message a
+        stay, mostly. They count as drafted from the slot in which their pass ends.
+        """
         end = (slot + 1) * TICKS
         done = [f for f in self._finishing if f[0] <= end]
-        self._finishing = [f for f in self._finishing if f[0] > end]
-        while done:
-            index = done[0][1]
+        self._finishing = self._finishing[len(done) :]
+        self._unshared += done
+        if done:
+            self.state.drafted = done[-1][2] + 1
+        is_needed = leaving is not None or self._num_pieces_left > 0 or self._is_entry_slot(slot + 1, self.state.drafted)
+        while self._unshared:
+            index = self._unshared[0][1]
+            size = next((i for i, f in enumerate(self._unshared) if f[1] != index), len(self._unshared))
             replica = self.schedule.replicas[index]
-            # A sharded replica needs each token on its first rank at once; a whole one can bundle its stay.
-            size = next((i for i, f in enumerate(done) if f[1] != index), len(done)) if len(replica) == 1 else 1
-            self._send_tokens(slot, done[size - 1][0], replica[-1].rank, done[0][2], done[size - 1][2] + 1)
-            self.state.drafted = done[size - 1][2] + 1
-            done = done[size:]
+            if len(replica) > 1:  # each token is needed on the replica's first rank at once
+                size = 1
+            elif size == len(self._unshared) and index == self._replica and not is_needed:
+                return
+            finish, _, last = self._unshared[size - 1]
+            self._send_tokens(slot, max(finish, slot * TICKS), replica[-1].rank, self._unshared[0][2], last + 1)
+            self._unshared = self._unshared[size:]
 
     def _send_tokens(self, slot: int, time: int, src: int, start: int, end: int) -> None:
         ends = {rank for replica in self.schedule.replicas for rank in (replica[0].rank, replica[-1].rank)}
@@ -292,5 +301,7 @@ class SlotGenerator:
         self._scheduled = self.state.committed
         self._events: list[tuple[int, int, Phase, int, Instruction]] = []
         self._parts: list[tuple[int, int, int]] = []
+        # Passes under way and tokens not yet told to the others: (finish, replica, position).
         self._finishing: list[tuple[int, int, int]] = []
+        self._unshared: list[tuple[int, int, int]] = []
         self._prefill.restart()

@@ -41,13 +41,11 @@ def refusal(config: PreTrainedConfig) -> str | None:
 def max_positions(config: PreTrainedConfig) -> int:
     """Positions up to which a pass gives the same numbers however the text is cut into passes."""
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2048
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kind = rope.get("rope_type", rope.get("type"))
-    if kind in LENGTH_DEPENDENT_ROPE:
-        original = rope.get("original_max_position_embeddings") or getattr(
-            config, "original_max_position_embeddings", None
-        )
-        limit = min(limit, original or limit)
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in (ropes, *ropes.values()):  # one, or one for each type of layer
+        if isinstance(rope, dict) and rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+            original = rope.get("original_max_position_embeddings")
+            limit = min(limit, original or getattr(config, "original_max_position_embeddings", None) or limit)
     return limit
 
 

@@ -65,14 +65,14 @@ class ModelSource:
 
     @cached_property
     def _kv_shape(self) -> tuple[int, int]:
-        """KV heads and entry size, seen in a pass without memory: configs name them in many ways."""
+        """KV heads and entry size, seen in a pass without memory: configs name them in many ways.
+
+        The pass may stop midway, where a router would have to choose without numbers.
+        """
         module = self.decoder.module(self.meta_model)
         cache = KVCache(0, self.num_layers, 1, torch.float32, torch.device("meta"))
         token = torch.zeros(1, 1, dtype=torch.int64, device="meta")
-        with (
-            contextlib.suppress(Exception),
-            torch.inference_mode(),
-        ):  # some stop midway
+        with contextlib.suppress(Exception), torch.inference_mode():
             module(input_ids=token, position_ids=token, **cache.as_arguments(module))
         kv_heads, head_dim = cache.probed_shape()
         if kv_heads:
@@ -84,11 +84,17 @@ class ModelSource:
     @cached_property
     def meta_model(self) -> PreTrainedModel:
         """The whole model without memory, for its structure. Not to be changed."""
-        return self.new_model(self._declared_dtype)
+        try:
+            return self.new_model(self._declared_dtype)
+        except (ValueError, ImportError) as error:
+            raise self.error(f"{self.config.model_type}: {_first_line(error)}") from error
 
     @cached_property
     def decoder(self) -> families.Decoder:
-        return families.find_decoder(self.meta_model, self.num_layers)
+        try:
+            return families.find_decoder(self.meta_model, self.num_layers)
+        except ValueError as error:
+            raise self.error(str(error)) from error
 
     @cached_property
     def tensors(self) -> dict[str, checkpoint.StoredTensor]:
@@ -168,9 +174,12 @@ def open_model(path: str | Path, option: str, trust_remote_code: bool = False) -
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         eos_token_ids = _eos_token_ids(folder, config)
     except (ValueError, KeyError, TypeError, OSError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        version = f"transformers {transformers.__version__}"
-        raise UserError(option, path, f"its configs cannot be used ({version}): {reason}") from error
+        if "trust_remote_code" in str(error):
+            reason = "the model comes with its own code, which runs only with --trust-remote-code"
+        else:
+            version = transformers.__version__
+            reason = f"its configs cannot be used (transformers {version}): {_first_line(error)}"
+        raise UserError(option, path, reason) from error
     if (reason := families.refusal(config)) is not None:
         raise UserError(option, path, reason)
     return ModelSource(folder, option, config, trust_remote_code, eos_token_ids)
@@ -178,7 +187,11 @@ def open_model(path: str | Path, option: str, trust_remote_code: bool = False) -
 
 def _eos_token_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int]:
     """All ids that end a text: those of the generation config and of the config."""
-    found: list[int | list[int] | None] = [config.eos_token_id]
+    found: list[int | list[int] | None] = [getattr(config, "eos_token_id", None)]
     if (folder / "generation_config.json").is_file():
         found.append(GenerationConfig.from_pretrained(folder).eos_token_id)
     return frozenset(i for ids in found if ids is not None for i in (ids if isinstance(ids, (list, tuple)) else [ids]))
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -87,8 +87,8 @@ def test_weights_do_not_live_in_the_file(llama_dir: Path, token_ids: torch.Tenso
 
 
 @pytest.mark.filterwarnings("ignore:Cannot enable progress bars")
-def test_loading_is_silent(llama_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    logging.enable_progress_bar()
+def test_loading_is_silent(llama_dir: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "_tqdm_active", True)
     source = open_model(llama_dir, "--target")
     source.check()
     build_stage(source, 1, 2, dtype=torch.float32, device="cpu", max_len=16)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import ViTConfig
 
 from pearl_pp.errors import UserError
 from pearl_pp.stages.source import ModelSource, open_model
@@ -127,6 +128,12 @@ def test_a_source_is_not_changed_by_building_from_it(folder: Path) -> None:
     assert len(source.meta_model.model.layers) == 4
 
 
+def test_no_causal_language_model(tmp_path: Path) -> None:
+    ViTConfig().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"--draft .*: vit: Unrecognized configuration class"):
+        _ = open_model(tmp_path, "--draft").tied
+
+
 REMOTE_CODE = """
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -148,7 +155,7 @@ def test_code_in_the_folder_runs_only_when_trusted(
     config = json.loads((folder / "config.json").read_text())
     classes = {"AutoConfig": "odd.OddConfig", "AutoModelForCausalLM": "odd.OddForCausalLM"}
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "odd", "auto_map": classes}))
-    assert "trust_remote_code" in refusal(folder)
+    assert "--trust-remote-code" in refusal(folder)
     source = open_model(folder, "--target", trust_remote_code=True)
     source.check()
     logits = Pipeline(source, [(0, 1), (1, 4)]).run(token_ids, 0)

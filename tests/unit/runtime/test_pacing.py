@@ -1,0 +1,63 @@
+"""`--gamma auto`: a draft pass in slots, from measured times."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pearl_pp.runtime.pacing import measured_pass_ticks
+from pearl_pp.schedule.placement import Shard
+from pearl_pp.schedule.schedule import TICKS
+
+LAST = (Shard(3, 0, 2),)
+FIRST = (Shard(0, 0, 2),)
+CUT = (Shard(1, 0, 1), Shard(2, 1, 2))
+MS = 1_000_000
+
+
+def slots(ticks: int) -> float:
+    return ticks / TICKS
+
+
+def test_a_pass_is_as_many_slots_as_measured() -> None:
+    """T = 40 ms over 4 stages: a slot is 10 ms."""
+    assert slots(measured_pass_ticks([10 * MS] * 4, [0, 0, 0, 5 * MS], [LAST], 4)) == 0.5
+
+
+def test_uneven_stages_count_with_their_mean() -> None:
+    assert slots(measured_pass_ticks([4 * MS, 8 * MS, 12 * MS, 16 * MS], [0, 0, 0, 5 * MS], [LAST], 4)) == 0.5
+
+
+def test_the_slowest_replica_sets_the_pace() -> None:
+    assert slots(measured_pass_ticks([10 * MS] * 4, [9 * MS, 0, 0, 5 * MS], [LAST, FIRST], 4)) == 0.9
+
+
+def test_the_shards_of_a_replica_add_up() -> None:
+    assert slots(measured_pass_ticks([10 * MS] * 4, [0, 3 * MS, 4 * MS, 0], [CUT], 4)) == 0.7
+
+
+def test_a_replica_not_yet_measured_is_left_out() -> None:
+    assert slots(measured_pass_ticks([10 * MS] * 4, [0, 3 * MS, 0, 5 * MS], [LAST, CUT], 4)) == 0.5
+
+
+def test_a_draft_on_a_rank_of_its_own_is_no_stage() -> None:
+    times = [10 * MS, 10 * MS, 0]
+    assert slots(measured_pass_ticks(times, [0, 0, 5 * MS], [(Shard(2, 0, 2),)], 2)) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("target_ns", "draft_ns"), [([10, 0, 10, 10], [5, 5, 5, 5]), ([10] * 4, [5, 5, 5, 0]), ([0] * 4, [0] * 4)]
+)
+def test_where_something_was_not_measured_nothing_changes(target_ns: list[int], draft_ns: list[int]) -> None:
+    assert measured_pass_ticks(target_ns, draft_ns, [LAST], 4) == 0
+
+
+@given(st.lists(st.integers(1, 10**10), min_size=4, max_size=4), st.integers(1, 10**10))
+def test_the_length_is_exact_to_a_tick_and_never_zero(target_ns: list[int], draft_ns: int) -> None:
+    ticks = measured_pass_ticks(target_ns, [0, 0, 0, draft_ns], [LAST], 4)
+    exact = Fraction(draft_ns * 4, sum(target_ns)) * TICKS
+    assert ticks >= 1
+    assert ticks == 1 or exact - 1 < ticks <= exact
