@@ -78,7 +78,7 @@ def _lead(config: RunConfig, build: BuildEngine) -> int:
         engine = build(config, printer.progress)
         settings = config.record() if seed is None else config.record() | {"seed": seed}
         plan = engine.plan.record()
-        record = JsonRecord(config.json_file, config=settings, plan=plan, versions=engine.versions, mode="real")
+        record = JsonRecord(config.json_file, config=settings, plan=plan, versions=engine.versions, mode=config.mode)
         printer.start(engine.plan.lines, seed)
         for index, output in enumerate(engine.iterate(prompts, printer.text)):
             record.add(output)

@@ -6,8 +6,7 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +31,23 @@ class Event(NamedTuple):
     label: str
 
 
+class _Span:
+    """One measured stretch of time. A class: a generator's context manager costs three times as much."""
+
+    __slots__ = ("_activity", "_label", "_recorder", "_start")
+
+    def __init__(self, recorder: Recorder, activity: Activity, label: str) -> None:
+        self._recorder = recorder
+        self._activity = activity
+        self._label = label
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter_ns()
+
+    def __exit__(self, *error: object) -> None:
+        self._recorder.count(self._activity, self._label, self._start)
+
+
 class Recorder:
     """Counts time on one rank.
 
@@ -47,19 +63,19 @@ class Recorder:
         self._keeps_events = keeps_events
         self._synchronize = synchronize
 
-    @contextmanager
-    def measure(self, activity: Activity, label: str = "") -> Iterator[None]:
-        start = time.perf_counter_ns()
-        try:
-            yield
-        finally:
-            if self._synchronize is not None and activity in (Activity.TARGET, Activity.DRAFT):
-                self._synchronize()
-            duration = time.perf_counter_ns() - start
-            self.seconds[activity] += duration * 1e-9
-            self._samples[activity].append(duration)
-            if self._keeps_events:
-                self.events.append(Event(activity, start, duration, label))
+    def measure(self, activity: Activity, label: str = "") -> _Span:
+        """A context manager that counts the time spent in it."""
+        return _Span(self, activity, label)
+
+    def count(self, activity: Activity, label: str, start: int) -> None:
+        """Counts the time from `start` (nanoseconds of the monotonic clock) until now."""
+        if self._synchronize is not None and activity in (Activity.TARGET, Activity.DRAFT):
+            self._synchronize()
+        duration = time.perf_counter_ns() - start
+        self.seconds[activity] += duration * 1e-9
+        self._samples[activity].append(duration)
+        if self._keeps_events:
+            self.events.append(Event(activity, start, duration, label))
 
     def median_ns(self, activity: Activity) -> int:
         """Median duration of one pass since `reset`; 0 where there was none."""

@@ -92,7 +92,7 @@ class Cluster:
 
         def work(transport: InProcessTransport) -> tuple[RankResult, StopChecker]:
             rank = transport.rank
-            engine = RankEngine(transport, self.pair, self.modules[rank], Recorder(), self.config.verify)
+            engine = RankEngine(self.pair.linked(transport), self.pair, self.modules[rank], Recorder(), self.config.verify)
             checker = engine.stop_checker(request)
 
             def hook(generator: SlotGenerator, verdict: Verdict) -> None:

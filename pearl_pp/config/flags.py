@@ -6,7 +6,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
 from pearl_pp.config.reading import nearest, one_line, read_yaml
-from pearl_pp.config.run_config import ALIASES, LATER, OPTIONS, RunConfig, option_name, run_config
+from pearl_pp.config.run_config import ALIASES, OPTIONS, RunConfig, option_name, run_config
 from pearl_pp.errors import UserError
 
 # Where a heading of --help starts: the first option under it.
@@ -61,7 +61,7 @@ def options_in_yaml(path: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     keys: dict[str, str] = {}
     for key, value in read_yaml("--config", path).items():
-        name = option_name(key, f"--config {path}: {key}", value)
+        name = option_name(key, f"--config {path}: {key}")
         if name in keys:
             raise UserError(f"--config {path}: {key}", one_line(value), f"is the same option as {keys[name]}")
         options[name], keys[name] = value, key
@@ -185,9 +185,6 @@ class _Ignored(argparse.Action):
 def _refuse(argument: str) -> NoReturn:
     if not argument.startswith("-"):
         raise UserError("argument", argument, "is not an option; prompts are given with --prompt")
-    flag, _, value = argument.partition("=")
-    name = flag.lstrip("-").replace("-", "_")
-    if name in LATER:
-        raise UserError(flag, value or None, LATER[name])
+    flag, _, _ = argument.partition("=")
     known = [flag_of(known) for known in [*OPTIONS, *ALIASES, "config"]]
     raise UserError(flag, None, f"no such option{nearest(flag, known)}")

@@ -33,9 +33,6 @@ ALIASES: dict[str, str] = {
     "ctx_size": "max_model_len",
 }
 
-# Documented for a later version: known, and refused by name.
-LATER: dict[str, str] = {"emulate": "emulation is not supported yet"}
-
 
 class RunConfig(SamplingParams):
     """Everything that decides what a run does; the sampling options are the defaults of its prompts."""
@@ -49,6 +46,9 @@ class RunConfig(SamplingParams):
         default=None, description="draft model, a Hugging Face folder; same tokenizer as the target"
     )
     trust_remote_code: bool = Field(default=False, description="run Python code that comes with a model folder")
+    emulate: str | None = Field(
+        default=None, description="no models: passes sleep for the times of a PROFILE.yaml, all else is real"
+    )
 
     prompt: tuple[str, ...] = Field(default=(), description="a prompt; repeatable (default: the built-in prompts)")
     prompts: str | None = Field(
@@ -122,6 +122,31 @@ class RunConfig(SamplingParams):
             raise UserError("--target", self.target, "needs --draft too, or --strategy ar")
         return self
 
+    @model_validator(mode="after")
+    def _emulation_has_no_models(self) -> "RunConfig":
+        """What an emulated run cannot honour is refused, not ignored."""
+        if self.emulate is None:
+            return self
+        for option, value, is_refused, reason in (
+            ("--target", self.target, self.target is not None, "the profile takes the target's place"),
+            ("--draft", self.draft, self.draft is not None, "the profile takes the draft's place"),
+            ("--device", self.device, self.device == "cuda", "nothing is computed"),
+            ("--logprobs", None, self.logprobs, "there are no probabilities"),
+        ):
+            if is_refused:
+                raise UserError(option, value, f"with --emulate {reason}; leave it out")
+        return self
+
+    @property
+    def mode(self) -> str:
+        """Where a run's numbers come from: `real` or `emulated`."""
+        return "real" if self.emulate is None else "emulated"
+
+    @property
+    def run_device(self) -> str:
+        """Where tensors live: an emulated run needs no card."""
+        return self.device if self.emulate is None else "cpu"
+
     def sampling_params(self) -> SamplingParams:
         """The sampling options: what a prompt without options of its own gets."""
         return SamplingParams(**{name: getattr(self, name) for name in SamplingParams.model_fields})
@@ -154,7 +179,7 @@ def run_config(options: Mapping[str, object], names: Mapping[str, str] | None = 
     values: dict[str, object] = {}
     shown: dict[str, str] = {}
     for key, value in options.items():
-        name = option_name(key, names.get(key, key), value)
+        name = option_name(key, names.get(key, key))
         if name in values:
             raise UserError(names.get(key, key), one_line(value), f"is given twice, also as {shown[name]}")
         values[name] = value
@@ -165,12 +190,10 @@ def run_config(options: Mapping[str, object], names: Mapping[str, str] | None = 
         raise first_user_error(error, shown, values) from None
 
 
-def option_name(key: str, shown: str, value: object = None) -> str:
+def option_name(key: str, shown: str) -> str:
     """The public name of the option that `key` means; raises UserError naming the nearest one."""
     name = key.replace("-", "_")
     name = ALIASES.get(name, name)
-    if name in LATER:
-        raise UserError(shown, value, LATER[name])
     if name not in OPTIONS:
         raise UserError(shown, None, f"no such option{nearest(name, [*OPTIONS, *ALIASES])}")
     return name

@@ -67,13 +67,13 @@ class Printer:
             return
         changed = self._config.non_default().items()
         for line in plan_lines:
-            self._line(line)
+            self._numbers(line)
         pairs = [f"{name}={one_line(json.dumps(value, ensure_ascii=False))}" for name, value in changed]
-        self._line("options: " + (" ".join(pairs) if pairs else "defaults"))
+        self._numbers("options: " + (" ".join(pairs) if pairs else "defaults"))
         if seed is not None:
-            self._line(f"seed: {seed} (drawn; --seed {seed} repeats this run)")
+            self._numbers(f"seed: {seed} (drawn; --seed {seed} repeats this run)")
         elif self._config.seed is not None:
-            self._line(f"seed: {self._config.seed}")
+            self._numbers(f"seed: {self._config.seed}")
         if self._config.draft is not None and self._config.strategy == "ar":
             self._line("the draft is not used: --strategy ar decodes with the target alone")
 
@@ -105,9 +105,9 @@ class Printer:
             file=self._out, width=None if self._streams else WIDTH_OF_A_FILE, highlight=False, markup=False
         )
         console.print()
-        console.print(requests_table(outputs, totals))
+        console.print(requests_table(outputs, totals, self._config.mode))
         if totals.get("per_rank"):
-            console.print(per_rank_table(totals["per_rank"]))
+            console.print(per_rank_table(totals["per_rank"], self._config.mode))
         if self._config.strategy != "ar" and not totals.get("num_draft_tokens"):
             self._line(f"no draft pass was made: {_why_no_draft(outputs)}")
 
@@ -118,6 +118,11 @@ class Printer:
         self._opened.add(index)
         if not self._config.quiet:
             self._line(f"\n[{index + 1}/{len(self._prompts)}] {label(self._prompts[index])}")
+
+    def _numbers(self, text: str) -> None:
+        """A line with numbers in it: says where they come from unless the run is real."""
+        mode = self._config.mode
+        self._line(text if mode == "real" else f"{mode}  {text}")
 
     def _line(self, text: str) -> None:
         self._out.write(text + "\n")

@@ -116,7 +116,7 @@ def _line_params(config: RunConfig, options: dict[str, Any]) -> SamplingParams:
     """The run's sampling options with those of one line over them; raises UserError or ValueError."""
     names: dict[str, str] = {}
     for key, value in options.items():
-        name = option_name(key, key, one_line(value))
+        name = option_name(key, key)
         if name not in SAMPLING_OPTIONS:
             raise ValueError(f"{key} is not a sampling option{nearest(name, SAMPLING_OPTIONS)}")
         if name in names:

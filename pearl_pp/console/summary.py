@@ -21,30 +21,37 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("tokens/target pass", "tokens_per_target_pass", ".2f"),
 )
 
+SOURCES = {
+    "real": "measured in a real run",
+    "emulated": "emulated: models slept for the times of a profile, messages were real",
+}
+"""What a table says of its numbers, by the run's mode."""
+
 FORMULAS = (
-    "measured in a real run: tokens/s = (tokens-1) / time after the first; TTFT = time to the first verified "
+    "tokens/s = (tokens-1) / time after the first; TTFT = time to the first verified "
     "token; acceptance = accepted / (accepted+rejected); mean accepted = mean run of accepted tokens between "
     "two rejections; n/a: no such rate"
 )
 
 
-def requests_table(outputs: Sequence[RequestOutput], totals: Mapping[str, Any]) -> Table:
+def requests_table(outputs: Sequence[RequestOutput], totals: Mapping[str, Any], mode: str = "real") -> Table:
     """A row for each request and one for all of them."""
-    table = Table(box=box.SIMPLE, caption=FORMULAS, caption_justify="left", pad_edge=False)
+    caption = f"{SOURCES[mode]}; {FORMULAS}"
+    table = Table(box=box.SIMPLE, caption=caption, caption_justify="left", pad_edge=False)
     table.add_column("prompt", justify="right")
     for heading, _, _ in COLUMNS:
         table.add_column(heading, justify="right")
     table.add_column("end")
     for number, output in enumerate(outputs, start=1):
         end = "error" if output.error is not None else output.finish_reason or NOT_AVAILABLE
-        table.add_row(str(number), *_cells(output.metrics), end)
+        table.add_row(_marked(str(number), mode), *_cells(output.metrics), end)
     if len(outputs) > 1:
         table.add_section()
-        table.add_row("all", *_cells(totals), "")
+        table.add_row(_marked("all", mode), *_cells(totals), "")
     return table
 
 
-def per_rank_table(ranks: Sequence[Mapping[str, Any]]) -> Table:
+def per_rank_table(ranks: Sequence[Mapping[str, Any]], mode: str = "real") -> Table:
     """Where each rank's time went, the median of its passes, and its memory."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("rank", justify="right")
@@ -52,8 +59,13 @@ def per_rank_table(ranks: Sequence[Mapping[str, Any]]) -> Table:
     for key in keys:
         table.add_column(_heading(key), justify="right")
     for number, rank in enumerate(ranks):
-        table.add_row(str(rank.get("rank", number)), *(_rank_cell(key, rank.get(key)) for key in keys))
+        table.add_row(_marked(str(rank.get("rank", number)), mode), *(_rank_cell(key, rank.get(key)) for key in keys))
     return table
+
+
+def _marked(name: str, mode: str) -> str:
+    """The name of a row; every row of numbers says so if they are not real."""
+    return name if mode == "real" else f"{mode} {name}"
 
 
 def cell(value: object, form: str) -> str:

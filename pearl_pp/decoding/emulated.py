@@ -5,13 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pearl_pp.decoding.noise import Purpose, uniform
+from pearl_pp.decoding.noise import is_right
 from pearl_pp.decoding.verification import Judgement
-
-
-def is_right(acceptance: float, seed: int, position: int) -> bool:
-    """Whether the token drafted at `position` is the target's: independent, of (seed, position) alone."""
-    return uniform(seed, position, Purpose.ACCEPT) < acceptance
 
 
 class EmulatedRule:

@@ -52,6 +52,11 @@ def uniform(seed: int, position: int, purpose: Purpose) -> float:
     return float(_block(seed, position // _BLOCK)[position % _BLOCK, purpose])
 
 
+def is_right(acceptance: float, seed: int, position: int) -> bool:
+    """Where no model decides: whether the token drafted at `position` is the target's."""
+    return uniform(seed, position, Purpose.ACCEPT) < acceptance
+
+
 @lru_cache(maxsize=16)
 def _block(seed: int, index: int) -> NDArray[np.float64]:
     """The draws of _BLOCK positions: a Philox counter gives four 64-bit words, one for each Purpose."""

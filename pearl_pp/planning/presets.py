@@ -131,7 +131,7 @@ def _from_file(config: RunConfig, num_ranks: int, target_layers: int, draft_laye
     target = config.layer_split or content.target
     target = checked_split(target, target_layers, num_stages, f"--placement {path} target")
     replicas = tuple(
-        tuple(Shard(entry.rank, *entry.layers) for entry in sorted(replica, key=lambda e: e.layers))
+        tuple(Shard(entry.rank, *entry.layers) for entry in replica)
         for replica in (content.replicas if config.strategy != "ar" else ())
     )
     if config.strategy != "ar" and not replicas:

@@ -10,7 +10,7 @@ from pearl_pp.decoding.sampling import LogitsPipeline
 from pearl_pp.decoding.verification import VerificationRule
 from pearl_pp.runtime.mailbox import Mailbox, TokenTape
 from pearl_pp.schedule.instructions import Draft, Kind
-from pearl_pp.stages.stage import Stage
+from pearl_pp.stages.rank_module import AnyStage
 
 
 class Drafter:
@@ -22,7 +22,7 @@ class Drafter:
         pipeline: from logits to the scores the rule draws from.
     """
 
-    def __init__(self, shards: dict[int, Stage], rule: VerificationRule, pipeline: LogitsPipeline) -> None:
+    def __init__(self, shards: dict[int, AnyStage], rule: VerificationRule, pipeline: LogitsPipeline) -> None:
         self._shards = shards
         self._rule = rule
         self._pipeline = pipeline
@@ -32,7 +32,9 @@ class Drafter:
     def fetch(self, draft: Draft, tape: TokenTape, mailbox: Mailbox) -> torch.Tensor:
         """What the shard is fed: ids int64 [n] on the first shard, else hidden states [n, hidden]."""
         if draft.shard == 0:
-            return torch.tensor(tape.read(draft.start, draft.end), dtype=torch.int64)
+            ids = torch.tensor(tape.read(draft.start, draft.end), dtype=torch.int64)
+            # The target may have ids that the draft lacks; fed another one it guesses worse, no more.
+            return ids.clamp(max=self._shards[draft.replica].vocab_size - 1)
         return mailbox.take(Kind.DRAFT_ACTIVATION, draft.start, draft.end, draft.replica)
 
     def run(self, draft: Draft, inputs: torch.Tensor) -> torch.Tensor:

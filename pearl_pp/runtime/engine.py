@@ -20,8 +20,9 @@ from pearl_pp.errors import UserError
 from pearl_pp.messages import Verdict
 from pearl_pp.planning.presets import FIRST_GAMMA
 from pearl_pp.runtime import intake, memory
-from pearl_pp.runtime.loading import ModelPair, OnProgress, agree, load_rank, open_pair
+from pearl_pp.runtime.loading import OnProgress, agree, load_rank, open_pair
 from pearl_pp.runtime.metrics import empty_metrics, request_metrics
+from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.runtime.plan import Plan
 from pearl_pp.runtime.rank_engine import RankEngine
 from pearl_pp.runtime.request import Prompt, Request, RequestOutput
@@ -65,14 +66,15 @@ class PearlPP:
         self.config = config or run_config(options)
         torch.set_grad_enabled(False)
         self._owns_transport = transport is None
-        self._transport: Transport = transport or connect(self.config.device, self.config.timeout)
-        pair = open_pair(self.config, self._transport.world_size, self._transport.device)
+        wires = transport or connect(self.config.run_device, self.config.timeout)
+        pair = open_pair(self.config, wires.world_size, wires.device)
+        self._transport = pair.linked(wires)
         agree(self._transport, pair)
         module = load_rank(pair, self._transport, on_progress)
         synchronize = torch.cuda.synchronize if self._transport.device.type == "cuda" else None
         self._recorder = Recorder(self.config.trace is not None, synchronize)
         self._rank_engine = RankEngine(self._transport, pair, module, self._recorder, self.config.verify)
-        self._pair = pair
+        self._pair, self._module = pair, module
         schedule = make_schedule(self.config, pair)
         planned = memory.gather_planned(self._transport, module, pair)
         self.plan = Plan(pair, str(self._transport.device), schedule, planned, list(_notes(self.config, pair)))
@@ -184,8 +186,8 @@ class PearlPP:
             "bytes_sent": sum(self._transport.bytes_sent(channel) for channel in Channel),
             "messages_sent": sum(self._transport.messages_sent(channel) for channel in Channel),
             "planned_bytes": self.plan.bytes_per_rank[self.rank],
-            "peak_bytes": memory.peak_bytes(self._transport.device),
         }
+        mine |= self._pair.measured(self._module, memory.peak_bytes(self._transport.device))
         gathered = self._transport.gather_bytes(json.dumps({"rank": mine, "logprobs": logprobs}).encode(), dst=0)
         if gathered is None:
             return
@@ -236,6 +238,7 @@ def as_prompts(prompts: Sequence[str | Prompt], params: SamplingParams | Sequenc
 
 
 def _notes(config: RunConfig, pair: ModelPair) -> Iterator[str]:
+    yield from pair.notes()
     if pair.strategy != config.strategy:
         yield f"on one rank nothing is idle: {config.strategy} runs as {pair.strategy}"
     if pair.placement.gamma is None and pair.strategy == "sd":

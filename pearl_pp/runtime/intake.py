@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
-
 from pearl_pp.errors import UserError
-from pearl_pp.runtime.loading import ModelPair
+from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.runtime.request import Prompt, Request
-
-_SEED_BITS = 32
 
 
 def make_request(prompt: Prompt, pair: ModelPair) -> Request:
@@ -27,7 +23,7 @@ def make_request(prompt: Prompt, pair: ModelPair) -> Request:
     if len(ids) >= pair.max_len:
         raise UserError("prompt", f"of {len(ids)} tokens", f"leaves no room in a context of {pair.max_len}")
     params = prompt.params
-    seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
+    seed = pair.draw_seed() if params.seed is None else params.seed
     total_len = min(len(ids) + params.max_new_tokens, pair.max_len)
     # The draft feeds position i to guess i + 1, so its own context ends one position earlier.
     draft_end = pair.draft.max_positions + 1 if pair.draft else 0

@@ -4,62 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
-import transformers
 
 from pearl_pp import builtin
 from pearl_pp.config import RunConfig
 from pearl_pp.errors import UserError
 from pearl_pp.planning.presets import resolve_placement
-from pearl_pp.runtime.vocabulary import Vocabulary, load_vocabulary
-from pearl_pp.runtime.wiring import Wiring
-from pearl_pp.schedule.placement import Placement
+from pearl_pp.runtime.emulation import open_emulated_pair
+from pearl_pp.runtime.pair import ModelPair, Source
+from pearl_pp.runtime.vocabulary import load_vocabulary
 from pearl_pp.stages.deepspeed_pipeline import pipeline_module
-from pearl_pp.stages.rank_module import RankModule
-from pearl_pp.stages.source import ModelSource, open_model
-from pearl_pp.stages.stage import Stage, build_stage
+from pearl_pp.stages.rank_module import AnyStage, RankModule
+from pearl_pp.stages.source import open_model
 from pearl_pp.transport.base import Transport
 
 OnProgress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class ModelPair:
-    """Two checked model folders and what follows from them for every rank alike.
-
-    Args:
-        draft: None without speculation.
-        max_len: most positions a sequence may have.
-        dtype: of weights and activations of both models.
-    """
-
-    target: ModelSource
-    draft: ModelSource | None
-    vocabulary: Vocabulary
-    placement: Placement
-    strategy: str
-    dtype: torch.dtype
-    max_len: int
-
-    @property
-    def wiring(self) -> Wiring:
-        draft = self.draft or self.target
-        return Wiring(self.target.hidden_size, self.dtype, draft.hidden_size, self.dtype, self.vocabulary.size)
-
-    def header(self) -> dict[str, object]:
-        """What must be equal on all ranks for their messages to fit."""
-        return {
-            "target": _fingerprint(self.target),
-            "draft": self.draft and _fingerprint(self.draft),
-            "dtype": str(self.dtype),
-            "vocabulary": self.vocabulary.size,
-            "placement": self.placement.record(),
-            "strategy": self.strategy,
-            "max_len": self.max_len,
-            "transformers": transformers.__version__,
-        }
 
 
 def open_pair(config: RunConfig, num_ranks: int, device: torch.device) -> ModelPair:
@@ -69,6 +29,8 @@ def open_pair(config: RunConfig, num_ranks: int, device: torch.device) -> ModelP
         UserError: a folder, a tokenizer or a placement that does not fit.
     """
     strategy = "sd" if config.strategy == "pearl" and num_ranks == 1 else config.strategy
+    if config.emulate is not None:
+        return open_emulated_pair(config, strategy, num_ranks)
     target = open_model(config.target or builtin.TARGET_DIR, "--target", config.trust_remote_code)
     draft = None
     if strategy != "ar":
@@ -128,13 +90,14 @@ def load_rank(pair: ModelPair, transport: Transport, on_progress: OnProgress | N
 
 def build_rank(pair: ModelPair, rank: int, device: torch.device, on_progress: OnProgress | None = None) -> RankModule:
     """The target stage and the draft shards of one rank."""
+    build_stage = pair.stage_builder(rank, device)
 
-    def build(source: ModelSource, start: int, end: int, what: str) -> Stage:
+    def build(source: Source, start: int, end: int, what: str) -> AnyStage:
         def progress(done: int, total: int) -> None:
             if on_progress is not None:
                 on_progress(f"{what} layers {start}-{end - 1}", done, total)
 
-        return build_stage(source, start, end, dtype=pair.dtype, device=device, max_len=pair.max_len, progress=progress)
+        return build_stage(source, start, end, progress)
 
     layers = pair.placement.stage_range(rank)
     target = build(pair.target, *layers, "target") if layers else None
@@ -143,7 +106,3 @@ def build_rank(pair: ModelPair, rank: int, device: torch.device, on_progress: On
         assert pair.draft is not None
         shards[number] = build(pair.draft, shard.start, shard.end, "draft")
     return RankModule(target, shards)
-
-
-def _fingerprint(source: ModelSource) -> str:
-    return source.config.to_json_string()

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from pearl_pp.runtime.loading import ModelPair
+from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.stages.rank_module import RankModule
 from pearl_pp.transport.base import Transport
 

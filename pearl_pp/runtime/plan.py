@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pearl_pp.runtime.loading import ModelPair
+from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.schedule.placement import Placement
 from pearl_pp.schedule.schedule import TICKS, Schedule
 
@@ -32,7 +32,7 @@ class Plan:
         target = self.pair.target
         dtype = str(self.pair.dtype).removeprefix("torch.")
         lines = [
-            f"target    {target.config.model_type}, {target.num_layers} layers, hidden {target.hidden_size}: "
+            f"target    {target.model_type}, {target.num_layers} layers, hidden {target.hidden_size}: "
             f"{_stages(placement)} ({dtype}, {self.device})",
             *([f"draft     {self._draft_line(placement)}"] if placement.replicas else []),
             f"strategy  {self._strategy_line(placement)}",
@@ -64,7 +64,7 @@ class Plan:
         places = "; ".join(
             " + ".join(f"rank {s.rank} layers {s.start}-{s.end - 1}" for s in replica) for replica in placement.replicas
         )
-        return f"{draft.config.model_type}, {draft.num_layers} layers, hidden {draft.hidden_size}: {places}"
+        return f"{draft.model_type}, {draft.num_layers} layers, hidden {draft.hidden_size}: {places}"
 
     def _strategy_line(self, placement: Placement) -> str:
         strategy, schedule = self.pair.strategy, self.schedule

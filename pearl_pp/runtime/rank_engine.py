@@ -8,10 +8,9 @@ from typing import NamedTuple
 from pearl_pp.decoding.detokenizer import Detokenizer
 from pearl_pp.decoding.sampling import LogitsPipeline
 from pearl_pp.decoding.stopping import StopChecker
-from pearl_pp.decoding.verification import make_rule
 from pearl_pp.runtime.drafter import Drafter
-from pearl_pp.runtime.loading import ModelPair
 from pearl_pp.runtime.pacing import prefill_piece
+from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.runtime.request import Request
 from pearl_pp.runtime.verifier import Verifier
 from pearl_pp.runtime.worker import OnVerdict, Progress, Worker
@@ -51,9 +50,10 @@ class RankEngine:
 
     def run(self, request: Request, schedule: Schedule, on_verdict: OnVerdict | None = None) -> RankResult:
         """Collective: one request under `schedule` (the same on all ranks)."""
-        rule = make_rule(self._verify, request.params, request.seed)
+        rule = self._pair.make_rule(self._verify, request.params, request.seed)
         eos = frozenset() if request.params.ignore_eos else self._pair.target.eos_token_ids
-        pipeline = LogitsPipeline(request.params, self._pair.vocabulary.size, eos, len(request.token_ids))
+        processing = self._pair.processing(request.params)
+        pipeline = LogitsPipeline(processing, self._pair.vocabulary.size, eos, len(request.token_ids))
         verifier = None
         if self._transport.rank == self._verifies_on:
             verifier = Verifier(rule, pipeline, self.stop_checker(request), request.params.logprobs)

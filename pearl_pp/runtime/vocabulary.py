@@ -35,10 +35,10 @@ def load_vocabulary(target: ModelSource, draft: ModelSource | None) -> Vocabular
     Raises:
         UserError: the tokenizers give the same id to different tokens.
     """
-    tokenizer = _load_tokenizer(target)
+    tokenizer = load_tokenizer(target)
     size = target.vocab_size if tokenizer is None else min(len(tokenizer), target.vocab_size)
     if draft is not None:
-        draft_tokenizer = _load_tokenizer(draft)
+        draft_tokenizer = load_tokenizer(draft)
         if tokenizer is not None and draft_tokenizer is not None:
             _compare(tokenizer, draft_tokenizer, draft)
         elif draft.vocab_size != target.vocab_size:
@@ -47,7 +47,8 @@ def load_vocabulary(target: ModelSource, draft: ModelSource | None) -> Vocabular
     return Vocabulary(tokenizer, size)
 
 
-def _load_tokenizer(source: ModelSource) -> Any | None:
+def load_tokenizer(source: ModelSource) -> Any | None:
+    """The tokenizer of a model folder, None where it has none. Raises UserError where it cannot be read."""
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
     if not any((source.path / name).is_file() for name in names):
         return None

@@ -18,13 +18,12 @@ from pearl_pp.schedule.generator import SlotGenerator
 from pearl_pp.schedule.instructions import (
     Draft,
     ForwardTarget,
-    Instruction,
     Kind,
     SendVerdict,
-    SlotPlan,
     Transfer,
     Verify,
 )
+from pearl_pp.schedule.plan import SlotPlan
 from pearl_pp.schedule.schedule import Schedule
 from pearl_pp.stages.rank_module import RankModule
 from pearl_pp.telemetry import Activity, Recorder
@@ -113,14 +112,8 @@ class Worker:
 
     def _execute(self, plan: SlotPlan) -> None:
         self._slot = plan.slot
-        for instruction in plan.instructions:
-            if self._concerns_me(instruction):
-                self._handlers[type(instruction)](instruction)
-
-    def _concerns_me(self, instruction: Instruction) -> bool:
-        if isinstance(instruction, Transfer):
-            return self.rank in (instruction.src, instruction.dst)
-        return isinstance(instruction, SendVerdict) or instruction.rank == self.rank
+        for instruction in plan.for_rank(self.rank):
+            self._handlers[type(instruction)](instruction)
 
     # -- passes
 

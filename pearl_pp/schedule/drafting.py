@@ -75,13 +75,16 @@ class Occupancy:
 class PrefillProgress:
     """Which replicas hold the prompt, and how far the others have got, shard by shard.
 
+    A restart drops hidden states on their way to a next shard: a replica in the middle starts over.
+
     Args:
         num_shards: shards of each replica.
+        ready: whether it has read the prompt already.
     """
 
-    def __init__(self, num_shards: Sequence[int]) -> None:
+    def __init__(self, num_shards: Sequence[int], ready: Sequence[bool]) -> None:
         self._num_shards = tuple(num_shards)
-        self._done = [0] * len(num_shards)
+        self._done = [num if is_ready else 0 for num, is_ready in zip(num_shards, ready, strict=True)]
 
     def is_ready(self, replica: int) -> bool:
         return self._done[replica] == self._num_shards[replica]
@@ -98,7 +101,3 @@ class PrefillProgress:
         """One more shard has read the prompt; true when that was the last."""
         self._done[replica] += 1
         return self.is_ready(replica)
-
-    def restart(self) -> None:
-        """Hidden states on their way to a next shard are dropped with everything else: such a replica starts over."""
-        self._done = [d if d == n else 0 for d, n in zip(self._done, self._num_shards, strict=True)]

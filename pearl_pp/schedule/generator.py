@@ -1,38 +1,74 @@
 """The slot generator: a pure function of (schedule, verdicts so far) to the instructions of each slot.
 
 Every rank runs its own copy on the same verdicts, so all know who sends what to whom next. No torch, no clock,
-no network. Times are ticks since the last restart (`TICKS` to a slot).
+no network.
 """
 
 from __future__ import annotations
 
-import itertools
-from enum import IntEnum
+from collections import OrderedDict
+from dataclasses import dataclass
 
-from pearl_pp.decoding.window import Chunk, SequenceState
 from pearl_pp.messages import Verdict
-from pearl_pp.schedule.drafting import Occupancy, PlacedPass, PrefillProgress, split_pass
-from pearl_pp.schedule.instructions import (
-    Draft,
-    ForwardTarget,
-    Instruction,
-    Kind,
-    SendVerdict,
-    SlotPlan,
-    Transfer,
-    Verify,
-)
-from pearl_pp.schedule.schedule import TICKS, Schedule
+from pearl_pp.schedule.plan import SlotPlan
+from pearl_pp.schedule.schedule import Schedule
+from pearl_pp.schedule.window_generator import WindowGenerator, WindowSlot, WindowStart
+
+# Windows that start alike are generated once. The end of the text is seen from so many positions away; a window
+# that reaches further is generated for itself.
+HORIZON = 48
+MAX_WINDOWS = 512
 
 
-class Phase(IntEnum):
-    """Order of instructions at the same time: a message follows the pass that made it and precedes its use."""
+class _Window:
+    """The slots of one window as far as they have been asked for."""
 
-    OUTPUT = 0
-    HANDOFF = 1
-    COMPUTE = 2
-    VERIFY = 3
-    VERDICT = 4
+    def __init__(self, schedule: Schedule, start: WindowStart) -> None:
+        self.generator = WindowGenerator(schedule, start)
+        self._slots: list[WindowSlot] = []
+        self._verdict_is_due = False
+
+    def slot(self, number: int) -> WindowSlot:
+        while len(self._slots) <= number:
+            self.go_on()
+            self._slots.append(self.generator.next_slot())
+            self._verdict_is_due = self._slots[-1].has_verdict
+        return self._slots[number]
+
+    def go_on(self) -> None:
+        """Going on means that the last slot's verdict, if there was one, accepted."""
+        if self._verdict_is_due:
+            self.generator.accept()
+            self._verdict_is_due = False
+
+
+class _Memory:
+    """Windows already generated, for all requests of the process."""
+
+    def __init__(self) -> None:
+        self._windows: OrderedDict[tuple[Schedule, WindowStart], _Window] = OrderedDict()
+
+    def window(self, schedule: Schedule, start: WindowStart) -> _Window:
+        key = (schedule, start)
+        if key in self._windows:
+            self._windows.move_to_end(key)
+        else:
+            self._windows[key] = _Window(schedule, start)
+            if len(self._windows) > MAX_WINDOWS:
+                self._windows.popitem(last=False)
+        return self._windows[key]
+
+
+_MEMORY = _Memory()
+
+
+@dataclass
+class TextState:
+    """How far a request has come: `committed` of at most `total_len` tokens; `stop` is a `StopReason` or 0."""
+
+    committed: int
+    total_len: int
+    stop: int = 0
 
 
 class SlotGenerator:
@@ -40,24 +76,29 @@ class SlotGenerator:
 
     Args:
         schedule: the parameters; every rank has the same.
-        prompt_len, total_len, draft_end: see `SequenceState`.
+        prompt_len: tokens of the prompt, at least 1.
+        total_len: length at which generation ends, prompt included.
+        draft_end: no position at or beyond it is drafted.
 
     `next_slot()` gives the instructions of the next slot; after a slot with a verdict, `apply(verdict)` is due.
     """
 
     def __init__(self, schedule: Schedule, prompt_len: int, total_len: int, draft_end: int) -> None:
-        self.state = SequenceState(prompt_len, total_len, draft_end)
+        if not 1 <= prompt_len < total_len:
+            raise ValueError(f"prompt_len {prompt_len} must be in [1, total_len {total_len})")
         self.schedule = schedule
+        self.state = TextState(prompt_len, total_len)
         self.kv_lengths = [[0] * len(replica) for replica in schedule.replicas]
         self.num_verdicts = 0
         self.num_draft_tokens = 0
         self.num_hops = 0
-        self._slot = 0
-        self._replica = -1
+        self._prompt_len = prompt_len
+        self._draft_end = min(draft_end, total_len)
+        self._num_slots = 0
         self._awaits_verdict = False
-        self._prefill = PrefillProgress([len(replica) for replica in schedule.replicas])
-        self._set_pass_length(schedule)
-        self._restart()
+        self._ready = (False,) * len(schedule.replicas)
+        self._replica = -1
+        self._begin_window(num_unfed=prompt_len)
 
     @property
     def finished(self) -> bool:
@@ -71,26 +112,14 @@ class SlotGenerator:
         """
         if self._awaits_verdict:
             raise RuntimeError("a verdict is due before the next slot")
-        slot = self._window_slot
-        self._parts = [part for part in self._parts if part[2] > slot * TICKS]
-        self._enter_chunk(slot)
-        self._forward_target(slot)
-        self._draft(slot)
-        self._prefill_idle_replicas(slot)
-        leaving = next((c for c in self.state.in_flight if c.entry_slot + self.schedule.last_rank == slot), None)
-        self._share_tokens(slot, leaving)
-        has_verdict = leaving is not None and leaving.num_judged > 0
-        if has_verdict:
-            self._verify(slot, leaving)
-        elif leaving is not None:
-            self.state.retire()
-        due = sorted(e for e in self._events if e[0] == slot)
-        self._events = [e for e in self._events if e[0] != slot]
-        plan = SlotPlan(self._slot, slot, tuple(e[-1] for e in due), has_verdict)
-        self._account(plan.instructions)
-        self._awaits_verdict = has_verdict
-        self._slot += 1
-        self._window_slot += 1
+        slot = self._window.slot(self._number)
+        if self._horizon is not None and slot.reach >= self._horizon:
+            self._leave_memory()
+            slot = self._window.slot(self._number)
+        plan = SlotPlan(self._num_slots, self._number, self._base, slot)
+        self._num_slots += 1
+        self._number += 1
+        self._account(slot)
         return plan
 
     def apply(self, verdict: Verdict) -> None:
@@ -99,209 +128,54 @@ class SlotGenerator:
             raise RuntimeError("no verdict is due")
         self._awaits_verdict = False
         self.num_verdicts += 1
-        self.state.apply(verdict)
+        self.state.committed += len(verdict.token_ids)
+        self.state.stop = verdict.stop
         if verdict.pass_ticks:
-            self._set_pass_length(self.schedule.with_pass_ticks(verdict.pass_ticks))
-        if verdict.restarts:
-            self._restart()
-
-    # -- entries and target passes
-
-    def _is_entry_slot(self, slot: int, drafted: int) -> bool:
-        if self._origin is None:  # the first chunk may have to wait for the first window
-            return drafted >= min(self.state.committed + self.schedule.first_window, self._draft_end())
-        since_fill = slot - self._origin - (self.schedule.fill - 1)
-        return since_fill <= 0 or since_fill % self.schedule.verify_interval == 0
-
-    def _enter_chunk(self, slot: int) -> None:
-        if self._num_pieces_left:
-            self.state.take_piece(slot, self.schedule.prefill_piece)
-        elif self._is_entry_slot(slot, self.state.drafted) and self.state.take_chunk(slot) and self._origin is None:
-            self._origin = slot
-
-    @property
-    def _num_pieces_left(self) -> int:
-        """Pieces of the prompt before its last one, which waits for what is drafted meanwhile."""
-        size = self.schedule.prefill_piece
-        return max(0, self.state.prompt_len - 1 - self.state.fed) // size if size else 0
-
-    def _next_entries(self, slot: int) -> list[int]:
-        """Slots after `slot` in which chunks will enter if nothing more is drafted until then."""
-        pieces = [slot + 1 + i for i in range(self._num_pieces_left)]
-        if min(self._scheduled, self.state.total_len - 1) <= self.state.fed:
-            return pieces
-        later = slot + len(pieces) + 1
-        if self._origin is None:
-            return [*pieces, later] if self._is_entry_slot(later, self._scheduled) else pieces
-        return [next(k for k in itertools.count(later) if self._is_entry_slot(k, self._scheduled))]
-
-    def _forward_target(self, slot: int) -> None:
-        for chunk in self.state.in_flight:
-            rank = slot - chunk.entry_slot
-            is_last = rank == self.schedule.last_rank
-            rows = chunk.num_judged if is_last else 0
-            self._emit(slot, slot * TICKS, Phase.COMPUTE, ForwardTarget(rank, chunk.start, chunk.end, rows))
-            if not is_last:
-                move = Transfer(Kind.ACTIVATION, rank, rank + 1, chunk.start, chunk.end)
-                self._emit(slot, (slot + 1) * TICKS, Phase.OUTPUT, move)
-
-    def _verify(self, slot: int, chunk: Chunk) -> None:
-        last, end = self.schedule.last_rank, (slot + 1) * TICKS
-        if self.num_verdicts in self.schedule.report_at:
-            for rank in range(self.schedule.world_size):
-                if rank != last:
-                    self._emit(slot, end, Phase.OUTPUT, Transfer(Kind.REPORT, rank, last, 0, 2))
-        drafted = self.state.num_drafted_for(chunk)
-        bonus = drafted < chunk.num_judged
-        self._emit(slot, end, Phase.VERIFY, Verify(last, chunk.first_judged, drafted, bonus))
-        self._emit(slot, end, Phase.VERDICT, SendVerdict(last, chunk.num_judged))
-
-    # -- draft passes
-
-    def _draft_end(self) -> int:
-        if not self.schedule.replicas:
-            return self.state.committed
-        limit = self.schedule.draft_limit
-        return self.state.draft_end if limit is None else min(self.state.draft_end, self.state.committed + limit)
-
-    def _draft(self, slot: int) -> None:
-        """Passes that start in this slot: each when the one before has ended, where it ends first."""
-        end = (slot + 1) * TICKS
-        self._clock = max(self._clock, slot * TICKS)
-        while self._clock < end and self._scheduled < self._draft_end():
-            placed = self._place_pass(slot)
-            if placed.start >= end:
-                return
-            self._emit_pass(placed)
-            self._clock = placed.finish
-
-    def _place_pass(self, slot: int) -> PlacedPass:
-        entries = [chunk.entry_slot for chunk in self.state.in_flight]
-        entries += self._next_entries(slot)
-        occupancy = Occupancy(self.schedule.num_stages, entries, self._parts)
-        replicas = self.schedule.replicas
-        usable = [i for i in range(len(replicas)) if self._prefill.is_ready(i)] or range(len(replicas))
-        choices = [occupancy.place(i, replicas[i], self._shares[i], self._clock) for i in usable]
-        return min(choices, key=lambda placed: (placed.finish, placed.replica != self._replica, placed.replica))
-
-    def _emit_pass(self, placed: PlacedPass) -> None:
-        index, position = placed.replica, self._scheduled
-        self.num_hops += self._replica not in (index, -1)
-        self._replica = index
-        self._prefill.mark_ready(index)
-        self._hand_off(index, placed.start)
-        self._emit_parts(placed, self._planned_kv[index], position)
-        self._planned_kv[index] = position
-        self._finishing.append((placed.finish, index, position))
-        self._scheduled = position + 1
-
-    def _emit_parts(self, placed: PlacedPass, feed_start: int, feed_end: int) -> None:
-        replica = self.schedule.replicas[placed.replica]
-        for number, (shard, (start, finish)) in enumerate(zip(replica, placed.parts, strict=True)):
-            is_last = number == len(replica) - 1
-            draft = Draft(shard.rank, placed.replica, number, feed_start, feed_end, is_last)
-            self._emit(start // TICKS, start, Phase.COMPUTE, draft)
-            self._parts.append((shard.rank, start, finish))
-            if not is_last:
-                target = replica[number + 1].rank
-                move = Transfer(Kind.DRAFT_ACTIVATION, shard.rank, target, feed_start, feed_end, placed.replica)
-                self._emit((finish - 1) // TICKS, finish, Phase.OUTPUT, move)
-
-    def _hand_off(self, index: int, time: int) -> None:
-        """`ship`: entries the replica lacks come from the one that has most (DESIGN section 5)."""
-        have, available = self._planned_kv[index], max(self._planned_kv)
-        source = self._planned_kv.index(available)
-        if not self.schedule.ships_kv or have == 0 or available <= have:
+            self.schedule = self.schedule.with_pass_ticks(verdict.pass_ticks)
+        if self.finished:
             return
-        for dst in self.schedule.replicas[index]:
-            for src in self.schedule.replicas[source]:
-                start, end = max(src.start, dst.start), min(src.end, dst.end)
-                if start < end:
-                    move = Transfer(Kind.KV, src.rank, dst.rank, have, available, index, source, start, end)
-                    self._emit(time // TICKS, time, Phase.HANDOFF, move)
-        self._planned_kv[index] = available
+        if verdict.restarts:
+            kept = self.state.committed - 1
+            self.kv_lengths = [[min(length, kept) for length in lengths] for lengths in self.kv_lengths]
+            self._begin_window(num_unfed=1)
+        elif verdict.pass_ticks:
+            self._leave_memory()
+            self._window.go_on()
+            self._window.generator.set_pace(self.schedule)
 
-    def _prefill_idle_replicas(self, slot: int) -> None:
-        """A replica not yet used reads the prompt on a rank that is idle for this whole slot, shard after shard."""
-        occupancy = Occupancy(self.schedule.num_stages, [c.entry_slot for c in self.state.in_flight], self._parts)
-        for index, shard_number in self._prefill.due():
-            replica = self.schedule.replicas[index]
-            shard, start = replica[shard_number], slot * TICKS
-            if not occupancy.is_free(shard.rank, start, start + TICKS):
-                continue
-            prompt_len = self.state.prompt_len
-            self._emit(slot, start, Phase.COMPUTE, Draft(shard.rank, index, shard_number, 0, prompt_len, False))
-            self._parts.append((shard.rank, start, start + TICKS))
-            if shard_number < len(replica) - 1:
-                target = replica[shard_number + 1].rank
-                move = Transfer(Kind.DRAFT_ACTIVATION, shard.rank, target, 0, prompt_len, index)
-                self._emit(slot, start + TICKS, Phase.OUTPUT, move)
-            if self._prefill.advance(index):
-                self._planned_kv[index] = prompt_len
+    def _account(self, slot: WindowSlot) -> None:
+        self._awaits_verdict = slot.has_verdict
+        self.num_draft_tokens += slot.num_draft_tokens
+        self.num_hops += slot.num_hops
+        self.kv_lengths = [[self._base + length for length in lengths] for lengths in slot.kv_lengths]
+        self._ready, self._replica = slot.ready, slot.replica
 
-    def _share_tokens(self, slot: int, leaving: Chunk | None) -> None:
-        """Drafted tokens go to rank 0, the last stage and every replica when one of them needs some: one message a
-        stay, mostly. They count as drafted from the slot in which their pass ends.
-        """
-        end = (slot + 1) * TICKS
-        done = [f for f in self._finishing if f[0] <= end]
-        self._finishing = self._finishing[len(done) :]
-        self._unshared += done
-        if done:
-            self.state.drafted = done[-1][2] + 1
-        is_needed = leaving is not None or self._num_pieces_left > 0 or self._is_entry_slot(slot + 1, self.state.drafted)
-        while self._unshared:
-            index = self._unshared[0][1]
-            size = next((i for i, f in enumerate(self._unshared) if f[1] != index), len(self._unshared))
-            replica = self.schedule.replicas[index]
-            if len(replica) > 1:  # each token is needed on the replica's first rank at once
-                size = 1
-            elif size == len(self._unshared) and index == self._replica and not is_needed:
-                return
-            finish, _, last = self._unshared[size - 1]
-            self._send_tokens(slot, max(finish, slot * TICKS), replica[-1].rank, self._unshared[0][2], last + 1)
-            self._unshared = self._unshared[size:]
-
-    def _send_tokens(self, slot: int, time: int, src: int, start: int, end: int) -> None:
-        ends = {rank for replica in self.schedule.replicas for rank in (replica[0].rank, replica[-1].rank)}
-        readers = {0, self.schedule.last_rank, *ends}
-        for dst in sorted(readers - {src}):
-            self._emit(slot, time, Phase.OUTPUT, Transfer(Kind.TOKENS, src, dst, start, end))
-        if self.schedule.sends_probs and src != self.schedule.last_rank:
-            self._emit(slot, time, Phase.OUTPUT, Transfer(Kind.PROBS, src, self.schedule.last_rank, start, end))
-
-    # -- bookkeeping
-
-    def _account(self, instructions: tuple[Instruction, ...]) -> None:
-        """What these instructions leave behind is there even if the verdict drops the rest of their pass."""
-        for instruction in instructions:
-            if isinstance(instruction, Draft):
-                self.kv_lengths[instruction.replica][instruction.shard] = instruction.end
-                self.num_draft_tokens += instruction.samples
-            elif isinstance(instruction, Transfer) and instruction.kind is Kind.KV:
-                for number, shard in enumerate(self.schedule.replicas[instruction.replica]):
-                    if shard.rank == instruction.dst:
-                        self.kv_lengths[instruction.replica][number] = instruction.end
-
-    def _emit(self, slot: int, time: int, phase: Phase, instruction: Instruction) -> None:
-        self._number += 1
-        self._events.append((slot, time, phase, self._number, instruction))
-
-    def _set_pass_length(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        self._shares = [split_pass(replica, schedule.pass_ticks) for replica in schedule.replicas]
-
-    def _restart(self) -> None:
+    def _begin_window(self, num_unfed: int) -> None:
         """The next slot is slot 0; what was scheduled beyond it is dropped by every rank alike."""
-        kept = self.state.committed - 1
-        self.kv_lengths = [[min(length, kept) for length in lengths] for lengths in self.kv_lengths]
-        self._planned_kv = [min(lengths) for lengths in self.kv_lengths]
-        self._window_slot = self._clock = self._number = 0
-        self._origin: int | None = None
-        self._scheduled = self.state.committed
-        self._events: list[tuple[int, int, Phase, int, Instruction]] = []
-        self._parts: list[tuple[int, int, int]] = []
-        # Passes under way and tokens not yet told to the others: (finish, replica, position).
-        self._finishing: list[tuple[int, int, int]] = []
-        self._unshared: list[tuple[int, int, int]] = []
-        self._prefill.restart()
+        base = self._base = self.state.committed
+        self._number = 0
+        remaining = self.state.total_len - base
+        self._start = WindowStart(
+            num_unfed,
+            tuple(tuple(length - base for length in lengths) for lengths in self.kv_lengths),
+            self._ready,
+            self._replica,
+            None if all(self._ready) else (-base, self._prompt_len - base),
+            remaining,
+            max(0, self._draft_end - base),
+            frozenset(n - self.num_verdicts for n in self.schedule.report_at if n >= self.num_verdicts),
+        )
+        if num_unfed > 1 or self._start.reports:
+            self._horizon = None
+            self._window = _Window(self.schedule, self._start)
+            return
+        near = self._start._replace(remaining=min(remaining, HORIZON), draftable=min(self._start.draftable, HORIZON))
+        self._horizon = None if near == self._start else HORIZON
+        self._window = _MEMORY.window(self.schedule, near)
+
+    def _leave_memory(self) -> None:
+        """Generates this window for itself, up to where it is: its end is in sight, or its pace changes."""
+        self._horizon = None
+        self._window = _Window(self.schedule, self._start)
+        if self._number:
+            self._window.slot(self._number - 1)

@@ -28,6 +28,9 @@ class ForwardTarget(NamedTuple):
     end: int
     num_logits: int
 
+    def moved(self, by: int) -> ForwardTarget:
+        return ForwardTarget(self.rank, self.start + by, self.end + by, self.num_logits)
+
 
 class Draft(NamedTuple):
     """A shard feeds positions [start, end); the replica's last shard draws the token at `end` if `samples`."""
@@ -38,6 +41,9 @@ class Draft(NamedTuple):
     start: int
     end: int
     samples: bool
+
+    def moved(self, by: int) -> Draft:
+        return Draft(self.rank, self.replica, self.shard, self.start + by, self.end + by, self.samples)
 
 
 class Transfer(NamedTuple):
@@ -53,6 +59,10 @@ class Transfer(NamedTuple):
     layer_start: int = 0
     layer_end: int = 0
 
+    def moved(self, by: int) -> Transfer:
+        kind, src, dst, start, end, *rest = self
+        return self if kind is Kind.REPORT else Transfer(kind, src, dst, start + by, end + by, *rest)
+
 
 class Verify(NamedTuple):
     """The last stage judges positions `first` .. `first + num_drafted` (the last one a bonus row if `bonus`)."""
@@ -62,6 +72,9 @@ class Verify(NamedTuple):
     num_drafted: int
     bonus: bool
 
+    def moved(self, by: int) -> Verify:
+        return Verify(self.rank, self.first + by, self.num_drafted, self.bonus)
+
 
 class SendVerdict(NamedTuple):
     """`src` tells every other rank; at most `max_ids` ids."""
@@ -69,17 +82,9 @@ class SendVerdict(NamedTuple):
     src: int
     max_ids: int
 
+    def moved(self, by: int) -> SendVerdict:
+        return self
 
+
+# What a rank can be told; `moved` gives the same at positions `by` further on.
 Instruction = ForwardTarget | Draft | Transfer | Verify | SendVerdict
-
-
-class SlotPlan(NamedTuple):
-    """All instructions of one slot in their global order.
-
-    slot counts from the start of the request, slot_in_window from the last restart.
-    """
-
-    slot: int
-    slot_in_window: int
-    instructions: tuple[Instruction, ...]
-    has_verdict: bool

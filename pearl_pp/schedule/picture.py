@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pearl_pp.schedule.instructions import Draft, ForwardTarget, SlotPlan
+from pearl_pp.schedule.instructions import Draft, ForwardTarget
+from pearl_pp.schedule.plan import SlotPlan
 
 WIDTH = 4
 

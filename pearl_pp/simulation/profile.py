@@ -9,8 +9,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-PositiveInt = Annotated[int, Field(ge=1)]
-PositiveFloat = Annotated[float, Field(gt=0)]
+PositiveInt = Annotated[int, Field(ge=1, strict=True)]
+PositiveFloat = Annotated[float, Field(gt=0, strict=True)]
+NotNegative = Annotated[float, Field(ge=0, strict=True)]
 
 PREFILL_TOKENS = 32
 """A longer chunk is prefill: arithmetic, not reading the weights, sets its time. Windows of PEARL are shorter."""
@@ -19,7 +20,7 @@ ACTIVATION_BYTES = 2  # hidden states travel in bf16
 
 
 class _Entry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelProfile(_Entry):
@@ -33,7 +34,7 @@ class ModelProfile(_Entry):
     """
 
     pass_ms: PositiveFloat
-    extra_token_ms: float = Field(default=0.0, ge=0)
+    extra_token_ms: NotNegative = 0.0
     num_layers: PositiveInt
     hidden_size: PositiveInt
     kv_bytes_per_token: PositiveInt
@@ -60,14 +61,14 @@ class ModelProfile(_Entry):
 class TargetProfile(ModelProfile):
     """The target also says how many ids can be drawn."""
 
-    vocab_size: Annotated[int, Field(ge=2)]
+    vocab_size: Annotated[int, Field(ge=2, strict=True)]
 
 
 class RanksProfile(_Entry):
     """The cards: memory in GB (10^9 bytes) and relative speed; a slower card stretches its own passes."""
 
-    memory_gb: tuple[PositiveFloat, ...] = Field(min_length=1, strict=False)
-    speed: tuple[PositiveFloat, ...] = Field(min_length=1, strict=False)
+    memory_gb: tuple[PositiveFloat, ...] = Field(min_length=1)
+    speed: tuple[PositiveFloat, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _one_entry_each(self) -> RanksProfile:
@@ -79,7 +80,7 @@ class RanksProfile(_Entry):
 class Link(_Entry):
     """From one rank to another, one way: a message of b bytes needs latency + b / bandwidth (GB: 10^9 bytes)."""
 
-    latency_us: float = Field(ge=0)
+    latency_us: NotNegative
     bandwidth_gb_s: PositiveFloat
 
     def seconds(self, num_bytes: int) -> float:
@@ -104,15 +105,15 @@ class Profile(_Entry):
     draft: ModelProfile
     ranks: RanksProfile
     prefill_tokens_per_s: PositiveFloat
-    link: Link | LinkMatrix = Field(strict=False)
-    acceptance: float = Field(ge=0, le=1)
+    link: Link | LinkMatrix
+    acceptance: Annotated[float, Field(ge=0, le=1, strict=True)]
 
     @model_validator(mode="after")
     def _link_between_all_ranks(self) -> Profile:
         if isinstance(self.link, Link):
             return self
         if any(len(row) != self.num_ranks for row in (self.link, *self.link)):
-            raise ValueError(f"link: must be one entry, or {self.num_ranks} rows of {self.num_ranks}, one for each rank")
+            raise ValueError(f"link: must be one entry or {self.num_ranks} rows of {self.num_ranks} entries")
         for src, row in enumerate(self.link):
             for dst, entry in enumerate(row):
                 if entry is None and src != dst:

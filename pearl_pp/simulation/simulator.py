@@ -1,23 +1,33 @@
 """The other interpreter of the schedule: it adds up times from a cost model instead of doing the work.
 
-It executes the same instructions in the same order as the workers do, so a schedule is never written twice.
-Times are in any one unit that the cost model uses.
+It executes the same instructions in the same order as the workers do, and waits where they wait, so a schedule
+is never written twice. Times are in any one unit that the cost model uses.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from pearl_pp.messages import Verdict
 from pearl_pp.schedule.generator import SlotGenerator
-from pearl_pp.schedule.instructions import Draft, ForwardTarget, Kind, SendVerdict, SlotPlan, Transfer, Verify
+from pearl_pp.schedule.instructions import Draft, ForwardTarget, Kind, SendVerdict, Transfer, Verify
 from pearl_pp.schedule.schedule import Schedule
+from pearl_pp.simulation.timeline import Busy, Timeline
 
 
 class CostModel(Protocol):
-    """How long things take."""
+    """How long things take.
+
+    slot_s: of a rank's own time for each slot. post_s: of a sender's own time for each message.
+    """
+
+    @property
+    def slot_s(self) -> float: ...
+
+    @property
+    def post_s(self) -> float: ...
 
     def target(self, rank: int, num_tokens: int) -> float:
         """One pass of a stage over `num_tokens` positions."""
@@ -27,30 +37,39 @@ class CostModel(Protocol):
         """One pass of a draft shard over `num_tokens` positions."""
         ...
 
-    def message(self, kind: Kind | None, src: int, dst: int, num_positions: int) -> float:
-        """From the post of a send to its arrival; kind None is a verdict."""
+    def message(self, kind: Kind | None, src: int, dst: int, count: int, num_layers: int) -> float:
+        """From the post of a send to its arrival.
+
+        Args:
+            kind: None is a verdict, with room for `count` ids.
+            count: positions it is about. num_layers: of KV entries, else 0.
+        """
         ...
 
 
-class Busy(NamedTuple):
-    """A rank at work."""
+class _Tape:
+    """How many ids a rank knows, and when those on their way will arrive (`TokenTape` of the worker)."""
 
-    rank: int
-    start: float
-    end: float
-    instruction: ForwardTarget | Draft
+    def __init__(self, num_known: int) -> None:
+        self.num_known = num_known
+        self.coming: deque[tuple[int, float]] = deque()
 
+    def settle(self, end: int) -> float:
+        """When the ids of positions below `end` are all there; 0 where nothing has to be waited for."""
+        moment = 0.0
+        while self.coming and self.num_known < end:
+            message_end, arrival = self.coming.popleft()
+            self.num_known = max(self.num_known, message_end)
+            moment = max(moment, arrival)
+        return moment
 
-class Timeline(NamedTuple):
-    """What a simulated request did.
-
-    Args:
-        verdicts: (time at which rank 0 knew it, verdict).
-    """
-
-    busy: list[Busy]
-    verdicts: list[tuple[float, Verdict]]
-    generator: SlotGenerator
+    def commit(self, position: int, end: int, restarts: bool) -> None:
+        """A verdict's ids; after a restart what is on its way is of no use."""
+        if restarts:
+            self.coming.clear()
+            self.num_known = end
+        elif position <= self.num_known:
+            self.num_known = max(self.num_known, end)
 
 
 class Simulator:
@@ -71,75 +90,103 @@ class Simulator:
         self._schedule = schedule
         self._costs = costs
         self._judge = judge
+        self._slot_s, self._post_s = costs.slot_s, costs.post_s
 
     def run(self, prompt_len: int, total_len: int, draft_end: int | None = None) -> Timeline:
+        """A request of `prompt_len` tokens until `total_len` (or the judge) ends it."""
         self._generator = SlotGenerator(self._schedule, prompt_len, total_len, draft_end or total_len)
         self._clock = [0.0] * self._schedule.world_size
-        self._known: dict[int, float] = {}  # rank -> when its newest token message arrives
-        self._restart()
-        timeline = Timeline([], [], self._generator)
+        self._tapes = [_Tape(prompt_len) for _ in self._clock]
+        self._inbox: dict[tuple[Kind, int, int], deque[float]] = defaultdict(deque)
+        self._timeline = Timeline([], [], self._generator, self._schedule.world_size)
+        handlers = {
+            ForwardTarget: self._forward_target,
+            Draft: self._draft,
+            Transfer: self._transfer,
+            Verify: self._verify,
+            SendVerdict: self._send_verdict,
+        }
         while not self._generator.finished:
             plan = self._generator.next_slot()
-            self._execute(plan, timeline)
-        return timeline
+            if self._slot_s:
+                self._clock = [time + self._slot_s for time in self._clock]
+            self._plan = plan
+            for instruction in plan.instructions:
+                handlers[type(instruction)](instruction)
+        return self._timeline
 
-    def _restart(self) -> None:
-        self._inbox: dict[tuple[Kind, int, int], deque[float]] = defaultdict(deque)
+    # -- passes
 
-    def _execute(self, plan: SlotPlan, timeline: Timeline) -> None:
-        verdict = None
-        for instruction in plan.instructions:
-            match instruction:
-                case ForwardTarget(rank, start, end):
-                    arrived = self._tokens(rank) if rank == 0 else self._take(Kind.ACTIVATION, rank)
-                    self._work(instruction, arrived, self._costs.target(rank, end - start), timeline)
-                case Draft(rank, replica, shard, start, end):
-                    arrived = self._tokens(rank) if shard == 0 else self._take(Kind.DRAFT_ACTIVATION, rank, replica)
-                    arrived = max([arrived, *self._inbox.pop((Kind.KV, rank, replica), ())])
-                    self._work(instruction, arrived, self._costs.draft(rank, replica, shard, end - start), timeline)
-                case Transfer():
-                    self._send(instruction)
-                case Verify(rank):
-                    self._wait(rank, self._tokens(rank))
-                    self._wait(rank, max(self._inbox.pop((Kind.PROBS, rank, -1), (0.0,))))
-                    verdict = self._judge(plan.slot, instruction, self._generator)
-                case SendVerdict(src):
-                    assert verdict is not None
-                    self._conclude(src, verdict, timeline)
+    def _forward_target(self, forward: ForwardTarget) -> None:
+        rank, start, end, _ = forward
+        arrived = self._tapes[0].settle(end) if rank == 0 else self._inbox[Kind.ACTIVATION, rank, -1].popleft()
+        self._work(forward, arrived, self._costs.target(rank, end - start))
 
-    def _work(self, instruction: ForwardTarget | Draft, arrived: float, duration: float, timeline: Timeline) -> None:
+    def _draft(self, draft: Draft) -> None:
+        rank, replica, shard, start, end, samples = draft
+        tape = self._tapes[rank]
+        arrived = max(self._inbox.pop((Kind.KV, rank, replica), ()), default=0.0)
+        if shard > 0:
+            arrived = max(arrived, self._inbox[Kind.DRAFT_ACTIVATION, rank, replica].popleft())
+        if shard == 0 or samples:
+            arrived = max(arrived, tape.settle(end))
+        self._work(draft, arrived, self._costs.draft(rank, replica, shard, end - start))
+        if samples:
+            tape.num_known = end + 1
+
+    def _work(self, instruction: ForwardTarget | Draft, arrived: float, duration: float) -> None:
         rank = instruction.rank
-        self._wait(rank, arrived)
-        start = self._clock[rank]
-        self._clock[rank] += duration
-        timeline.busy.append(Busy(rank, start, self._clock[rank], instruction))
+        start = max(self._clock[rank], arrived)
+        self._clock[rank] = start + duration
+        self._timeline.busy.append(Busy(rank, start, start + duration, instruction))
 
-    def _send(self, transfer: Transfer) -> None:
-        count = transfer.end - transfer.start
-        arrival = self._clock[transfer.src]
-        if transfer.src != transfer.dst:
-            arrival += self._costs.message(transfer.kind, transfer.src, transfer.dst, count)
-        if transfer.kind is Kind.TOKENS:
-            self._known[transfer.dst] = max(self._tokens(transfer.dst), arrival)
+    # -- messages
+
+    def _transfer(self, transfer: Transfer) -> None:
+        kind, src, dst, start, end = transfer[:5]
+        arrival = self._clock[src]
+        if src != dst:
+            self._clock[src] += self._post_s
+            num_layers = transfer.layer_end - transfer.layer_start
+            arrival += self._costs.message(kind, src, dst, end - start, num_layers)
+        if kind is Kind.TOKENS:
+            self._tapes[dst].coming.append((end, arrival))
         else:
-            self._inbox[transfer.kind, transfer.dst, transfer.replica].append(arrival)
+            self._inbox[kind, dst, transfer.replica].append(arrival)
 
-    def _conclude(self, src: int, verdict: Verdict, timeline: Timeline) -> None:
+    # -- verdicts
+
+    def _verify(self, verify: Verify) -> None:
+        rank = verify.rank
+        self._wait(rank, self._tapes[rank].settle(verify.first + verify.num_drafted))
+        for kind in (Kind.PROBS, Kind.REPORT):
+            self._wait(rank, max(self._inbox.pop((kind, rank, -1), ()), default=0.0))
+        self._verdict = self._judge(self._plan.slot, verify, self._generator)
+
+    def _send_verdict(self, send: SendVerdict) -> None:
+        """Every rank waits for the verdict when it has done its part of the slot."""
+        verdict, src = self._verdict, send.src
+        position = self._generator.state.committed
         self._generator.apply(verdict)
-        now = self._clock[src]
+        sent = self._clock[src]
         for rank in range(self._schedule.world_size):
             if rank != src:
-                self._wait(rank, now + self._costs.message(None, src, rank, 1))
-        timeline.verdicts.append((self._clock[0], verdict))
-        if verdict.restarts:
-            self._known.clear()
-            self._restart()
+                self._clock[src] += self._post_s
+                sent = self._clock[src] if self._post_s else sent
+                self._wait(rank, sent + self._costs.message(None, src, rank, send.max_ids, 0))
+        ends = verdict.restarts or verdict.stop != 0
+        for tape in self._tapes:
+            tape.commit(position, position + len(verdict.token_ids), ends)
+        self._timeline.verdicts.append((self._clock[0], verdict))
+        if ends:
+            self._drop_messages()
+
+    def _drop_messages(self) -> None:
+        """Entries handed over are waited for and kept; all else is dropped."""
+        for (kind, rank, _), arrivals in self._inbox.items():
+            if kind is Kind.KV and arrivals:
+                self._wait(rank, max(arrivals))
+        self._inbox.clear()
 
     def _wait(self, rank: int, until: float) -> None:
         self._clock[rank] = max(self._clock[rank], until)
-
-    def _tokens(self, rank: int) -> float:
-        return self._known.get(rank, 0.0)
-
-    def _take(self, kind: Kind, rank: int, replica: int = -1) -> float:
-        return self._inbox[kind, rank, replica].popleft()

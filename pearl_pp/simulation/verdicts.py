@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pearl_pp.decoding.noise import Purpose, uniform
+from pearl_pp.decoding.noise import is_right
 from pearl_pp.decoding.stopping import StopReason
 from pearl_pp.messages import Outcome, Verdict
 from pearl_pp.schedule.generator import SlotGenerator
@@ -14,11 +14,8 @@ from pearl_pp.schedule.instructions import Verify
 def independent(acceptance: float, seed: int) -> Callable[[int, Verify, SlotGenerator], Verdict]:
     """Each drafted token is right with probability `acceptance`, independently, whenever it is judged."""
 
-    def is_right(position: int) -> bool:
-        return uniform(seed, position, Purpose.ACCEPT) < acceptance
-
     def judge(slot: int, verify: Verify, generator: SlotGenerator) -> Verdict:
-        wrong = (i for i in range(verify.num_drafted) if not is_right(verify.first + i))
+        wrong = (i for i in range(verify.num_drafted) if not is_right(acceptance, seed, verify.first + i))
         num_accepted = next(wrong, verify.num_drafted)
         outcome = Outcome.BONUS if verify.bonus else Outcome.ACCEPTED
         if num_accepted < verify.num_drafted:

@@ -144,7 +144,7 @@ class SleepingStage(nn.Module):
         self.weight_bytes = weight_bytes
         self.cache = SleepingCache(start, end - start, kv_bytes_per_layer)
         self.overrun_s = 0.0
-        self._duration = duration
+        self.duration = duration
         self._sleeper = sleeper
         self._blank = _Blank()
 
@@ -159,7 +159,7 @@ class SleepingStage(nn.Module):
         num_tokens = inputs.shape[0]
         self.cache.cut(start_pos)
         self.cache.extend(start_pos + num_tokens)
-        self.overrun_s += self._sleeper.sleep(self._duration(num_tokens))
+        self.overrun_s += self._sleeper.sleep(self.duration(num_tokens))
         if not self.is_last:
             return self._blank.tensor((num_tokens, self.hidden_size), self.dtype)
         # Nobody reads these rows, so they need no memory.

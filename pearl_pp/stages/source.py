@@ -39,6 +39,15 @@ class ModelSource:
         return self.config.hidden_size
 
     @property
+    def model_type(self) -> str:
+        return self.config.model_type
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal on ranks that have opened the same model."""
+        return self.config.to_json_string()
+
+    @property
     def vocab_size(self) -> int:
         """Rows of the embedding, padding rows included."""
         return self.config.vocab_size

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pearl_pp import builtin
-from pearl_pp.config import RunConfig, read_placement_file
+from pearl_pp.config import RunConfig, read_placement_file, read_profile
 from pearl_pp.config.flags import parse_flags
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -14,6 +14,7 @@ FILES = sorted(path for path in CONFIGS.rglob("*") if path.is_file() and path.na
 READERS = {
     "runs": lambda path: parse_flags(["--config", path]),
     "placements": read_placement_file,
+    "profiles": read_profile,
 }
 
 

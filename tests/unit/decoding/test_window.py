@@ -49,7 +49,16 @@ class Replay:
         ids = tuple(range(state.committed, state.committed + num_ids))
         return Verdict(self.slot, ids, num_accepted, outcome, int(state.committed + num_ids >= state.total_len))
 
+    def enter_piece(self, size: int) -> None:
+        """Part of the prompt, which is not its last token."""
+        self.slot += 1
+        chunk = self.state.take_piece(self.slot, size)
+        assert chunk.num_judged == 0
+
     def conclude(self) -> None:
+        if self.state.in_flight[0].num_judged == 0:
+            self.state.retire()
+            return
         verdict = self.judge()
         if verdict.restarts or verdict.stop:
             del self.tape[self.state.committed :]
@@ -60,7 +69,7 @@ class Replay:
         state = self.state
         assert state.prompt_len <= state.committed <= state.drafted <= state.total_len
         assert state.fed <= state.total_len - 1
-        assert state.fed >= state.committed - 1 or (state.fed, state.committed) == (0, state.prompt_len)
+        assert state.fed >= state.committed - 1 or state.committed == state.prompt_len
         assert self.tape[: state.committed] == list(range(state.committed))
         assert len(self.tape) == state.drafted
         ends = [chunk.end for chunk in state.in_flight]
@@ -79,6 +88,9 @@ def states(draw: st.DrawFn) -> SequenceState:
 @given(states(), st.integers(0, 2**32), st.floats(0, 1), st.integers(1, 4))
 def test_the_committed_text_is_the_targets(state: SequenceState, seed: int, acceptance: float, depth: int) -> None:
     replay, random = Replay(state), Random(seed)
+    while state.fed < random.randrange(state.prompt_len):
+        replay.enter_piece(random.randint(1, state.prompt_len - 1 - state.fed))
+        replay.check()
     for _ in range(500):
         if state.stop:
             break
@@ -141,6 +153,24 @@ def test_the_last_token_of_all_is_judged_and_never_fed() -> None:
     assert replay.state.drafted == 4
     assert replay.enter() == Chunk(2, 2, 3, 3)
     assert replay.enter() is None
+
+
+def test_pieces_of_the_prompt_are_fed_and_judge_nothing() -> None:
+    """The chunk with the prompt's last token is the first that is judged."""
+    state = SequenceState(9, 20, 20)
+    assert [state.take_piece(slot, 4) for slot in (1, 2)] == [Chunk(1, 0, 4, 5), Chunk(2, 4, 8, 9)]
+    last = state.take_chunk(3)
+    assert last == Chunk(3, 8, 9, 9)
+    state.retire()
+    state.retire()
+    assert list(state.in_flight) == [last]
+    assert (state.committed, state.drafted) == (9, 9)
+
+
+@pytest.mark.parametrize("size", [9, 10])
+def test_a_piece_with_the_prompts_last_token_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match=f"before the prompt's last token, not at {size} of 9"):
+        SequenceState(9, 20, 20).take_piece(1, size)
 
 
 @pytest.mark.parametrize(("prompt_len", "total_len"), [(0, 5), (5, 5), (6, 5)])

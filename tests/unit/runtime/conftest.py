@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from pearl_pp.config import RunConfig
-from pearl_pp.runtime.loading import ModelPair, open_pair
+from pearl_pp.runtime.loading import open_pair
+from pearl_pp.runtime.pair import ModelPair
 from tests.unit.runtime.word_models import save_with_words, word_tokenizer
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.errors import UserError
 from pearl_pp.runtime.intake import make_request, prompt_text
-from pearl_pp.runtime.loading import ModelPair
+from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.runtime.request import Prompt, Request
 from pearl_pp.runtime.vocabulary import Vocabulary
 from tests.unit.runtime.word_models import CHAT_TEMPLATE, NUM_WORDS, word_tokenizer

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pearl_pp.runtime.pacing import measured_pass_ticks
+from pearl_pp.runtime.pacing import measured_pass_ticks, prefill_piece
 from pearl_pp.schedule.placement import Shard
 from pearl_pp.schedule.schedule import TICKS
 
@@ -61,3 +61,17 @@ def test_the_length_is_exact_to_a_tick_and_never_zero(target_ns: list[int], draf
     exact = Fraction(draft_ns * 4, sum(target_ns)) * TICKS
     assert ticks >= 1
     assert ticks == 1 or exact - 1 < ticks <= exact
+
+
+@given(st.integers(1, 200_000), st.integers(1, 16))
+def test_a_long_prompt_is_cut_so_that_every_stage_has_a_piece(prompt_len: int, num_stages: int) -> None:
+    piece = prefill_piece(prompt_len, num_stages)
+    if num_stages == 1 or prompt_len < 256:
+        assert piece == 0, "nothing would overlap, or a pass over a piece costs as much as one over the whole"
+        return
+    num_pieces = -(-prompt_len // piece)
+    assert piece >= 128
+    assert 2 <= num_pieces <= 3 * num_stages
+    if prompt_len >= 128 * 3 * num_stages:
+        slots = (num_pieces + num_stages - 1) / num_pieces
+        assert slots < 1.5, "the whole prompt's time in a stage, and less than half of it again to fill the pipeline"

@@ -16,7 +16,9 @@ from tests.pairs import save, tiny_model
 UNKNOWN, BOS = "<unk>", "<s>"
 NUM_WORDS = 20
 WORDS = (UNKNOWN, BOS, *(f"w{i}" for i in range(2, NUM_WORDS)))
-CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}{% if add_generation_prompt %}w3{% endif %}"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}{% if add_generation_prompt %}w3{% endif %}"
+)
 
 
 def word_tokenizer(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pearl_pp.messages import Outcome, Verdict
+from pearl_pp.schedule import generator as generator_module
 from pearl_pp.schedule.generator import SlotGenerator
 from pearl_pp.schedule.instructions import Draft, ForwardTarget, Kind, SendVerdict, Transfer, Verify
 from pearl_pp.schedule.placement import Placement, Shard
@@ -181,6 +182,27 @@ def test_hop_never_makes_the_draft_wait(num_stages: int, passes_a_slot: int) -> 
         for _ in range(4 * num_stages):
             next(slots)
         assert generator.num_draft_tokens - before == 4 * num_stages * passes_a_slot
+
+
+@given(schedules(), st.integers(1, 3), st.integers(60, 200), st.randoms(use_true_random=False))
+def test_remembered_windows_are_those_generated_anew(
+    schedule: Schedule, prompt_len: int, num_new: int, rng: random.Random
+) -> None:
+    """Windows of earlier requests are used again, also where the end of the text comes into sight within one."""
+    total = prompt_len + num_new
+    draft_end = rng.choice([total, total - 30])
+    choices = [rng.random() for _ in range(num_new + 1)]
+
+    def judge(verify: Verify) -> int:
+        choice = choices[verify.first % len(choices)]
+        return verify.num_drafted if choice < 0.8 else int(choice * 10) % (verify.num_drafted + 1)
+
+    remembered = [p for p, _ in play(SlotGenerator(schedule, prompt_len, total, draft_end), judge)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generator_module, "HORIZON", 10**9)
+        patch.setattr(generator_module, "_MEMORY", generator_module._Memory())
+        anew = [p for p, _ in play(SlotGenerator(schedule, prompt_len, total, draft_end), judge)]
+    assert [p.instructions for p in remembered] == [p.instructions for p in anew]
 
 
 def test_a_verdict_is_due_before_the_next_slot() -> None:

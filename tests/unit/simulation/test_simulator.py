@@ -27,8 +27,10 @@ class EvenCosts:
     def draft(self, rank: int, replica: int, shard: int, num_tokens: int) -> float:
         return self.draft_s
 
-    def message(self, kind: Kind | None, src: int, dst: int, num_positions: int) -> float:
+    def message(self, kind: Kind | None, src: int, dst: int, count: int, num_layers: int) -> float:
         return self.message_s
+
+    slot_s = post_s = 0.0
 
 
 def tokens_per_pass_time(schedule: Schedule, costs: EvenCosts, acceptance: float, num_tokens: int) -> float:

@@ -1,0 +1,156 @@
+"""Gloo ranks that stay alive for many emulated runs: starting them takes longer than a run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist  # noqa: TID251 (a store for the ranks to meet at, sends nothing)
+
+from pearl_pp.config import RunConfig
+from pearl_pp.decoding.sampling_params import SamplingParams
+from pearl_pp.runtime.engine import make_schedule
+from pearl_pp.runtime.intake import make_request
+from pearl_pp.runtime.loading import build_rank, open_pair
+from pearl_pp.runtime.rank_engine import RankEngine
+from pearl_pp.runtime.request import Prompt
+from pearl_pp.schedule.schedule import TICKS
+from pearl_pp.telemetry import Activity, Recorder
+from pearl_pp.transport.base import Transport
+from pearl_pp.transport.torch_distributed import connect
+
+
+@dataclass(frozen=True)
+class EmulatedRun:
+    """What rank 0 measured: its clock at each verdict, in seconds from the start of the request.
+
+    Args:
+        pass_overhead_s: median of what a draft pass (a target pass without a draft) takes beyond the profile's
+            time, the largest of all ranks.
+        sleep_overrun_s: by how much all sleeps of a rank overran, the largest of all ranks.
+    """
+
+    verdict_times: tuple[float, ...]
+    num_tokens: int
+    pass_overhead_s: float
+    sleep_overrun_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """(tokens - 1) / time after the first."""
+        return (self.num_tokens - 1) / (self.verdict_times[-1] - self.verdict_times[0])
+
+
+def pass_slots(config: RunConfig, num_ranks: int) -> float:
+    """t N / T: the exact length of a draft pass in slots, as `--gamma auto` would measure it."""
+    pair = open_pair(config, num_ranks, torch.device("cpu"))
+    profile = pair.profile  # type: ignore[union-attr]
+    return pair.placement.num_stages / profile.ratio
+
+
+class RankGroup:
+    """`num_ranks` processes over gloo. As a context manager it ends them."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(num_ranks):
+            ours, theirs = context.Pipe()
+            environment = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(num_ranks),
+                "LOCAL_WORLD_SIZE": str(num_ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(self._store.port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "OMP_NUM_THREADS": "1",
+            }
+            process = context.Process(target=_serve, args=(theirs, environment), name=f"rank-{rank}", daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, options: Mapping[str, Any], num_tokens: int, prompt_len: int, exact_pace: bool) -> EmulatedRun:
+        """One request under `options`; raises RuntimeError with the traceback of a rank that failed.
+
+        exact_pace: draft passes are scheduled as long as the profile says, whatever gamma is.
+        """
+        job = pickle.dumps((dict(options), num_tokens, prompt_len, exact_pace))
+        for pipe in self._pipes:
+            pipe.send_bytes(job)
+        answers = [pickle.loads(pipe.recv_bytes()) for pipe in self._pipes]
+        for answer in answers:
+            if isinstance(answer, str):
+                raise RuntimeError(answer)
+        overhead, overrun = (max(answer[i] for answer in answers) for i in (1, 2))
+        return EmulatedRun(answers[0][0], num_tokens, overhead, overrun)
+
+    def __enter__(self) -> RankGroup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+
+
+def _serve(pipe: Connection, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    torch.set_grad_enabled(False)
+    transport = None
+    while True:
+        try:
+            job = pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            return  # the parent is gone
+        try:
+            transport = transport or connect("cpu")
+            answer: object = _run(transport, *job)
+        except Exception:
+            answer = traceback.format_exc()
+        pipe.send_bytes(pickle.dumps(answer))
+
+
+def _run(
+    wires: Transport, options: dict[str, Any], num_tokens: int, prompt_len: int, exact_pace: bool
+) -> tuple[tuple[float, ...], float, float]:
+    config = RunConfig(**options)
+    pair = open_pair(config, wires.world_size, wires.device)
+    module = build_rank(pair, wires.rank, wires.device)
+    schedule = make_schedule(config, pair)
+    if exact_pace and schedule.replicas:
+        schedule = schedule.with_pass_ticks(round(pass_slots(config, wires.world_size) * TICKS))
+    recorder = Recorder()
+    engine = RankEngine(pair.linked(wires), pair, module, recorder, config.verify)
+    params = SamplingParams(max_new_tokens=num_tokens, seed=config.seed, ignore_eos=True)
+    request = make_request(Prompt(token_ids=(0,) * prompt_len, params=params), pair)
+    wires.barrier()
+    start = time.perf_counter()
+    times: list[float] = []
+    engine.run(request, schedule, lambda *_: times.append(time.perf_counter() - start))
+    observed = pair.measured(module, 0)
+    overhead = _pass_overhead(recorder, module)
+    return tuple(times), overhead, observed["sleep_overrun_s"]
+
+
+def _pass_overhead(recorder: Recorder, module: Any) -> float:
+    activity, stage = (Activity.DRAFT, next(iter(module.shards.values()), None))
+    if stage is None or not recorder.median_ns(activity):
+        activity, stage = Activity.TARGET, module.target
+    if stage is None or not recorder.median_ns(activity):
+        return 0.0
+    return max(0.0, recorder.median_ns(activity) * 1e-9 - stage.duration(1))

@@ -1,0 +1,122 @@
+"""Emulated runs (DESIGN section 10): every process, message and verdict is real, the models sleep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pearl_pp import builtin
+from pearl_pp.config import RunConfig, read_profile
+from pearl_pp.decoding.emulated import EmulatedRule
+from pearl_pp.decoding.sampling_params import SamplingParams
+from pearl_pp.decoding.verification import VerificationRule, make_rule
+from pearl_pp.errors import UserError
+from pearl_pp.planning.presets import resolve_placement
+from pearl_pp.runtime.pair import BuildStage, ModelPair, OnBytes, Source
+from pearl_pp.runtime.vocabulary import Vocabulary, load_tokenizer
+from pearl_pp.simulation.profile import ModelProfile, Profile
+from pearl_pp.stages.rank_module import RankModule
+from pearl_pp.stages.sleeping import Sleeper, SleepingSource, SleepingStage
+from pearl_pp.stages.source import open_model
+from pearl_pp.transport.base import Transport
+from pearl_pp.transport.delayed import DelayedTransport
+
+DEFAULT_MAX_LEN = 32_768
+DEFAULT_SEED = 0
+_FILLER = "."
+
+
+@dataclass(frozen=True)
+class EmulatedPair(ModelPair):
+    """A profile in the place of two model folders.
+
+    Args:
+        profile: times, sizes and acceptance.
+        right_id: the id that the target chooses everywhere; it shows as a dot.
+    """
+
+    profile: Profile
+    right_id: int
+
+    def notes(self) -> list[str]:
+        return [f"{self.profile.name}: passes sleep for the profile's time, acceptance {self.profile.acceptance:g}"]
+
+    def linked(self, transport: Transport) -> Transport:
+        return DelayedTransport(transport, self.profile.link_s)
+
+    def stage_builder(self, rank: int, device: torch.device) -> BuildStage:
+        sleeper = Sleeper()
+
+        def build(source: Source, start: int, end: int, progress: OnBytes) -> SleepingStage:
+            assert isinstance(source, SleepingSource)
+            is_target = source is self.target
+            model = self.profile.target if is_target else self.profile.draft
+            pass_s = self.profile.target_pass_s if is_target else self.profile.draft_pass_s
+            num_layers = end - start
+            return SleepingStage(
+                source,
+                start,
+                end,
+                duration=lambda num_tokens: pass_s(rank, num_layers, num_tokens),
+                sleeper=sleeper,
+                weight_bytes=int((model.weights_gb or 0.0) * 1e9 * num_layers / model.num_layers),
+                kv_bytes_per_layer=model.kv_bytes_per_layer,
+            )
+
+        return build
+
+    def draw_seed(self) -> int:
+        return DEFAULT_SEED
+
+    def make_rule(self, verify: str, params: SamplingParams, seed: int) -> VerificationRule:
+        needs_probs = make_rule(verify, params, seed).needs_probs
+        wrong_id = (self.right_id + 1) % self.vocabulary.size
+        return EmulatedRule(self.profile.acceptance, seed, self.right_id, wrong_id, needs_probs)
+
+    def processing(self, params: SamplingParams) -> SamplingParams:
+        return SamplingParams(max_new_tokens=params.max_new_tokens)
+
+    def measured(self, module: RankModule, peak_bytes: int) -> dict[str, float]:
+        """Not this process's memory, but by how much its sleeps overran, in seconds."""
+        return {"sleep_overrun_s": sum(s.overrun_s for s in module.stages if isinstance(s, SleepingStage))}
+
+
+def open_emulated_pair(config: RunConfig, strategy: str, num_ranks: int) -> EmulatedPair:
+    """The pair that `--emulate` describes, on `num_ranks` ranks.
+
+    Prompts are tokenised with the embedded pair's tokenizer: only their lengths matter.
+
+    Raises:
+        UserError: a profile, or a placement, that does not fit.
+    """
+    assert config.emulate is not None
+    profile = read_profile(config.emulate)
+    if num_ranks > profile.num_ranks:
+        reason = f"ranks: describes {profile.num_ranks} ranks, this run has {num_ranks}"
+        raise UserError("--emulate", config.emulate, reason)
+    tokenizer = load_tokenizer(open_model(builtin.TARGET_DIR, "--target"))
+    assert tokenizer is not None, "the embedded pair has a tokenizer"
+    vocab_size = max(profile.target.vocab_size, len(tokenizer))
+    fingerprint = profile.model_dump_json()
+
+    def source(model: ModelProfile) -> SleepingSource:
+        path = Path(config.emulate or "")
+        sizes = (model.num_layers, model.hidden_size, vocab_size, config.max_model_len or DEFAULT_MAX_LEN)
+        return SleepingSource(path, "--emulate", *sizes, fingerprint)
+
+    draft_layers = 0 if strategy == "ar" else profile.draft.num_layers
+    wanted = config.model_copy(update={"strategy": strategy})
+    placement = resolve_placement(wanted, num_ranks, profile.target.num_layers, draft_layers)
+    return EmulatedPair(
+        target=source(profile.target),
+        draft=None if strategy == "ar" else source(profile.draft),
+        vocabulary=Vocabulary(tokenizer, vocab_size),
+        placement=placement,
+        strategy=strategy,
+        dtype=torch.bfloat16,
+        max_len=config.max_model_len or DEFAULT_MAX_LEN,
+        profile=profile,
+        right_id=tokenizer.convert_tokens_to_ids(_FILLER),
+    )

@@ -1,0 +1,98 @@
+"""Two models and what follows from them for every rank alike."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import transformers
+
+from pearl_pp.decoding.sampling_params import SamplingParams
+from pearl_pp.decoding.verification import VerificationRule, make_rule
+from pearl_pp.runtime.vocabulary import Vocabulary
+from pearl_pp.runtime.wiring import Wiring
+from pearl_pp.schedule.placement import Placement
+from pearl_pp.stages.rank_module import AnyStage, RankModule
+from pearl_pp.stages.sleeping import SleepingSource
+from pearl_pp.stages.source import ModelSource
+from pearl_pp.stages.stage import build_stage
+from pearl_pp.transport.base import Transport
+
+OnBytes = Callable[[int, int], None]
+Source = ModelSource | SleepingSource
+BuildStage = Callable[[Source, int, int, OnBytes], AnyStage]
+
+_SEED_BITS = 32
+
+
+@dataclass(frozen=True)
+class ModelPair:
+    """Two checked model folders and how they run. `EmulatedPair` overrides what a run without models does otherwise.
+
+    Args:
+        draft: None without speculation.
+        max_len: most positions a sequence may have.
+        dtype: of weights and activations of both models.
+    """
+
+    target: Source
+    draft: Source | None
+    vocabulary: Vocabulary
+    placement: Placement
+    strategy: str
+    dtype: torch.dtype
+    max_len: int
+
+    @property
+    def wiring(self) -> Wiring:
+        draft = self.draft or self.target
+        return Wiring(self.target.hidden_size, self.dtype, draft.hidden_size, self.dtype, self.vocabulary.size)
+
+    def header(self) -> dict[str, object]:
+        """What must be equal on all ranks for their messages to fit."""
+        return {
+            "target": self.target.fingerprint,
+            "draft": self.draft and self.draft.fingerprint,
+            "dtype": str(self.dtype),
+            "vocabulary": self.vocabulary.size,
+            "placement": self.placement.record(),
+            "strategy": self.strategy,
+            "max_len": self.max_len,
+            "transformers": transformers.__version__,
+        }
+
+    def notes(self) -> list[str]:
+        """What a user should know of these models, one line each."""
+        return []
+
+    def linked(self, transport: Transport) -> Transport:
+        """The transport that messages of this run travel on."""
+        return transport
+
+    def stage_builder(self, rank: int, device: torch.device) -> BuildStage:
+        """Builds layers [start, end) of a source on `rank`."""
+
+        def build(source: Source, start: int, end: int, progress: OnBytes) -> AnyStage:
+            assert isinstance(source, ModelSource)
+            return build_stage(
+                source, start, end, dtype=self.dtype, device=device, max_len=self.max_len, progress=progress
+            )
+
+        return build
+
+    def draw_seed(self) -> int:
+        """Of a request that names none."""
+        return secrets.randbits(_SEED_BITS)
+
+    def make_rule(self, verify: str, params: SamplingParams, seed: int) -> VerificationRule:
+        return make_rule(verify, params, seed)
+
+    def processing(self, params: SamplingParams) -> SamplingParams:
+        """The options by which logits become scores."""
+        return params
+
+    def measured(self, module: RankModule, peak_bytes: int) -> dict[str, float]:
+        """What a rank reports of a request besides its times."""
+        return {"peak_bytes": peak_bytes}

@@ -1,0 +1,85 @@
+"""What is wrong with a profile is one line that names the file, the key and the reason."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pearl_pp.config import read_profile
+from pearl_pp.errors import UserError
+from tests.unit.simulation.machines import profile_content
+
+
+def message_of(tmp_path: Path, content: Any) -> str:
+    path = tmp_path / "p.yaml"
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError) as error:
+        read_profile(str(path))
+    message = str(error.value)
+    prefix = f"--emulate {path}: "
+    assert message.startswith(prefix) and "\n" not in message
+    return message.removeprefix(prefix)
+
+
+LINK = {"latency_us": 1, "bandwidth_gb_s": 1}
+MATRIX = [[None if i == j else dict(LINK) for j in range(5)] for i in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"target__pass_ms": 0}, "target.pass_ms 0: must be greater than 0"),
+        ({"target__pass_ms": float("nan")}, "target.pass_ms nan: must be a finite number"),
+        ({"draft__pass_ms": "fast"}, "draft.pass_ms fast: must be a number"),
+        ({"draft__pass_ms": True}, "draft.pass_ms True: must be a number"),
+        ({"draft__extra_token_ms": -1}, "draft.extra_token_ms -1: must be greater than or equal to 0"),
+        ({"target__num_layers": 1.5}, "target.num_layers 1.5: must be a whole number"),
+        ({"draft__num_layer": 4}, "draft.num_layer: no such key; did you mean num_layers?"),
+        ({"acceptence": 0.5}, "acceptence: no such key; did you mean acceptance?"),
+        ({"acceptance": 1.2}, "acceptance 1.2: must be less than or equal to 1"),
+        ({"acceptance": -0.1}, "acceptance -0.1: must be greater than or equal to 0"),
+        ({"ranks__speed": [1, 1]}, "ranks: memory_gb has 5 entries, speed has 2"),
+        ({"ranks__speed": [1, 1, 0, 1, 1]}, "ranks.speed[2] 0: must be greater than 0"),
+        ({"link": {"latency_us": -1, "bandwidth_gb_s": 1}}, "link.latency_us -1: must be greater than or equal to 0"),
+        ({"link": {"latency_us": 1}}, "link.bandwidth_gb_s: is missing"),
+        ({"link": MATRIX[:4]}, "link: must be one entry or 5 rows of 5 entries"),
+        ({"link": [[None] * 5, *MATRIX[1:]]}, "link[0][1]: is missing"),
+        (
+            {"link": [[None, {"latency_us": 1, "bandwidth_gb_s": 0}, *MATRIX[0][2:]], *MATRIX[1:]]},
+            "link[0][1].bandwidth_gb_s 0: must be greater than 0",
+        ),
+    ],
+)
+def test_an_impossible_number_names_file_key_and_reason(
+    changes: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    assert message_of(tmp_path, profile_content(**changes)) == expected
+
+
+@pytest.mark.parametrize("key", ["name", "target", "ranks", "link", "acceptance", "prefill_tokens_per_s"])
+def test_a_missing_key_is_named(key: str, tmp_path: Path) -> None:
+    content = {name: value for name, value in profile_content().items() if name != key}
+    assert message_of(tmp_path, content) == f"{key}: is missing"
+
+
+def test_a_missing_nested_key_is_named(tmp_path: Path) -> None:
+    content = profile_content()
+    del content["target"]["vocab_size"]
+    assert message_of(tmp_path, content) == "target.vocab_size: is missing"
+
+
+def test_a_matrix_gives_each_pair_its_own_link(tmp_path: Path) -> None:
+    matrix = [list(row) for row in MATRIX]
+    matrix[0][1] = {"latency_us": 50, "bandwidth_gb_s": 1}
+    path = tmp_path / "p.yaml"
+    path.write_text(yaml.safe_dump(profile_content(link=matrix)))
+    profile = read_profile(str(path))
+    assert profile.link_s(0, 1, 1000) == pytest.approx(51e-6)
+    assert profile.link_s(1, 0, 1000) == pytest.approx(2e-6)
+    assert profile.link_s(2, 2, 1000) == 0.0
+
+
+def test_no_such_file() -> None:
+    with pytest.raises(UserError, match=r"^--emulate nowhere.yaml: no such file$"):
+        read_profile("nowhere.yaml")

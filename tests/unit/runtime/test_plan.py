@@ -1,0 +1,87 @@
+"""What a run says it is about to do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pearl_pp.config import RunConfig
+from pearl_pp.planning.presets import resolve_placement
+from pearl_pp.runtime.engine import make_schedule
+from pearl_pp.runtime.pair import ModelPair
+from pearl_pp.runtime.plan import Plan
+
+
+def plan_of(pair: ModelPair, ranks: int = 2, layers: int = 2, **options: object) -> Plan:
+    """The plan of `pair` under other options, with made-up sizes."""
+    config = RunConfig(**options)
+    placement = resolve_placement(config, ranks, layers, 2)
+    draft = pair.draft if placement.replicas else None
+    changed = replace(pair, placement=placement, strategy=config.strategy, draft=draft)
+    sizes = [2**30 * (rank + 1) for rank in range(ranks)]
+    return Plan(changed, "cpu", make_schedule(config, changed), sizes, ["one line of note"])
+
+
+def test_the_lines_say_where_everything_is(word_pair: ModelPair) -> None:
+    lines = plan_of(word_pair, 4, 10, placement="hop", gamma=3, handoff="catchup").lines
+    assert lines == [
+        "target    llama, 2 layers, hidden 16: 2+3+3+2 layers (float32, cpu)",
+        "draft     llama, 2 layers, hidden 16: rank 3 layers 0-1; rank 0 layers 0-1",
+        "strategy  pearl, placement hop, F = 1, p = 4, gamma 3 (given), hand-off catchup",
+        "memory    1, 2, 3, 4 GiB planned per rank",
+        "note      one line of note",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "strategy"),
+    [
+        ({"strategy": "ar"}, "ar, 2 stages"),
+        ({"placement": "single", "gamma": 2}, "pearl, placement single, F = 1, p = 2, gamma 2 (given)"),
+        ({"strategy": "sd", "gamma": 5}, "sd, placement sd, F = 1, p = 2, gamma 5"),
+        ({"gamma": 5, "no_pre_verify": True}, "pearl, placement hop, F = 1, p = 2, gamma 5, hand-off ship"),
+    ],
+)
+def test_the_pace_of_each_strategy(options: dict, strategy: str, word_pair: ModelPair) -> None:
+    lines = plan_of(word_pair, **options).lines
+    assert f"strategy  {strategy}" in lines
+    assert any(line.startswith("draft") for line in lines) == (options.get("strategy") != "ar")
+
+
+def test_a_sharded_replica_shows_its_shards_in_layer_order(word_pair: ModelPair) -> None:
+    line = next(line for line in plan_of(word_pair, placement="sharded").lines if line.startswith("draft"))
+    assert " layers 0-0 + rank " in line
+    assert line.endswith("layers 1-1")
+
+
+def test_a_measured_pace_says_so(word_pair: ModelPair) -> None:
+    plan = plan_of(word_pair, 4, 8, placement="dedicated")
+    plan.schedule = plan.schedule.with_pass_ticks(plan.schedule.pass_ticks // 2)
+    assert any("gamma 8 (measured)" in line for line in plan.lines)
+    assert plan.record()["tokens_per_interval"] == 8.0
+
+
+def test_the_record_is_json_with_the_keys_of_a_placement_file(word_pair: ModelPair) -> None:
+    plan = plan_of(word_pair, placement="hop", gamma=4)
+    record = json.loads(json.dumps(plan.record(), allow_nan=False))
+    assert {"target", "replicas", "fill", "verify_interval", "gamma", "handoff"} <= record.keys()
+    assert record["replicas"] == [[{"rank": 1, "layers": [0, 2]}], [{"rank": 0, "layers": [0, 2]}]]
+    assert (record["strategy"], record["dtype"], record["device"]) == ("pearl", "float32", "cpu")
+    assert record["planned_bytes"] == [2**30, 2**31]
+    assert record["notes"] == ["one line of note"]
+    assert record["pass_slots"] * record["tokens_per_interval"] == pytest.approx(record["verify_interval"], rel=1e-2)
+
+
+def test_without_a_draft_there_is_no_pace(word_pair: ModelPair) -> None:
+    record = plan_of(word_pair, strategy="ar").record()
+    assert record["pass_slots"] is record["tokens_per_interval"] is None
+    assert record["replicas"] == []
+
+
+def test_a_half_precision_run_says_so(word_pair: ModelPair) -> None:
+    plan = plan_of(replace(word_pair, dtype=torch.bfloat16), strategy="ar")
+    assert plan.lines[0].endswith("(bfloat16, cpu)")
+    assert plan.record()["dtype"] == "bfloat16"
