@@ -12,10 +12,14 @@ from pearl_pp.config.reading import nearest
 from pearl_pp.errors import UserError
 
 USAGE = """usage: pearl-pp run -n RANKS [options]
+       pearl-pp make-pair --shape SHAPE [options]
+       pearl-pp bench overhead [options]
 
-  run    run the prompts on RANKS processes of this machine (torchrun --standalone, and pearl_pp.run on each)
+  run          run the prompts on RANKS processes of this machine (torchrun --standalone, and pearl_pp.run on each)
+  make-pair    make a synthetic pair of models agree as often as asked
+  bench        measure what the runtime adds to the models' own time
 
-pearl-pp run --help lists the options."""
+pearl-pp COMMAND --help lists the options."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +51,21 @@ def run(arguments: Sequence[str]) -> int:
     return _launch(int(ranks), options)
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"run": run}
+def make_pair(arguments: Sequence[str]) -> int:
+    """Search for the eps of a synthetic pair."""
+    from pearl_pp.console import make_pair
+
+    return make_pair.make_pair(arguments)
+
+
+def bench(arguments: Sequence[str]) -> int:
+    """Run an experiment."""
+    from pearl_pp.console import bench
+
+    return bench.bench(arguments)
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"run": run, "make-pair": make_pair, "bench": bench}
 
 
 def _split(arguments: Sequence[str]) -> tuple[str | None, list[str]]:

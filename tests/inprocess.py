@@ -88,11 +88,12 @@ class Cluster:
         content = {"text": prompt} if isinstance(prompt, str) else {"token_ids": tuple(prompt)}
         request = replace(make_request(Prompt(params=sampling, **content), self.pair), report_at=report_at)
         group = InProcessGroup(self.num_ranks, 30.0, self._delay, self._rendezvous)
+        links = [self.pair.linked(group.transport(rank)) for rank in range(self.num_ranks)]
         streams: list[list[int]] = [[] for _ in range(self.num_ranks)]
 
         def work(transport: InProcessTransport) -> tuple[RankResult, StopChecker]:
             rank = transport.rank
-            engine = RankEngine(self.pair.linked(transport), self.pair, self.modules[rank], Recorder(), self.config.verify)
+            engine = RankEngine(links[rank], self.pair, self.modules[rank], Recorder(), self.config.verify)
             checker = engine.stop_checker(request)
 
             def hook(generator: SlotGenerator, verdict: Verdict) -> None:
@@ -106,7 +107,7 @@ class Cluster:
         results, checkers = zip(*group.run(work), strict=True)
         assert all(stream == streams[0] for stream in streams), "ranks differ in what was verified"
         metrics = request_metrics(results[0].generator, results[0].progress, (0.0, 1.0, 2.0), len(streams[0]))
-        handoff = sum(group.transport(rank).bytes_sent(Channel.HANDOFF) for rank in range(self.num_ranks))
+        handoff = sum(link.bytes_sent(Channel.HANDOFF) for link in links)
         reasons = {checker.reason for checker in checkers}
         assert len(reasons) == 1, "ranks differ in why the text ended"
         return Outcome(streams[0], list(results), metrics, checkers[0].text(), reasons.pop(), handoff)

@@ -40,10 +40,10 @@ class RunConfig(SamplingParams):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
 
     target: str | None = Field(
-        default=None, description="target model, a Hugging Face folder (default: the embedded pair)"
+        default=None, description="target model, a Hugging Face folder or synthetic:SHAPE (default: the embedded pair)"
     )
     draft: str | None = Field(
-        default=None, description="draft model, a Hugging Face folder; same tokenizer as the target"
+        default=None, description="draft model, a folder with the target's tokenizer or the target's synthetic:SHAPE"
     )
     trust_remote_code: bool = Field(default=False, description="run Python code that comes with a model folder")
     emulate: str | None = Field(
@@ -99,13 +99,6 @@ class RunConfig(SamplingParams):
     @classmethod
     def _one_or_many(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
-
-    @field_validator("target", "draft")
-    @classmethod
-    def _model_folder(cls, value: str | None) -> str | None:
-        if value is not None and value.startswith("synthetic:"):
-            raise ValueError("synthetic models are not supported yet")
-        return value
 
     @field_validator("placement")
     @classmethod

@@ -76,7 +76,7 @@ def must_rows() -> list[Row]:
     )  # fmt: skip
     group(4, 8, 0.8, [("hop", hop, 97), ("p 2", pipelined(1, 2), 110), ("F 3 p 2", pipelined(3, 2), 114)])
     group(8, 12, 0.7, [("F 7 p 2", pipelined(7, 2), 127)])
-    group(3, 8, 0.7, [("F 2 p 2", pipelined(2, 2), 108)])
+    group(3, 8, 0.7, [("F 3 p 2", pipelined(3, 2), 108)])
     group(2, 8, 0.7, [("F 2 p 2", pipelined(2, 2), 105)])
     return rows
 

@@ -62,7 +62,9 @@ class RankGroup:
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        context = multiprocessing.get_context("spawn")
+        # Ranks are forked from a process that has the heavy imports behind it.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(num_ranks):

@@ -28,7 +28,7 @@ from pearl_pp.runtime.rank_engine import RankEngine
 from pearl_pp.runtime.request import Prompt, Request, RequestOutput
 from pearl_pp.schedule.generator import SlotGenerator
 from pearl_pp.schedule.schedule import Schedule, plain, speculative
-from pearl_pp.telemetry import Event, Recorder, write_chrome_trace
+from pearl_pp.telemetry import Activity, Event, Recorder, write_chrome_trace
 from pearl_pp.transport.base import Channel, Transport
 from pearl_pp.transport.torch_distributed import connect
 
@@ -48,6 +48,7 @@ class PearlPP:
         config: all options; or give them by name (`PearlPP(target=..., placement="hop")`).
         transport: ranks that are connected already, and stay so after `close`; None joins the torchrun job.
         on_progress: called with (what, done bytes, total bytes) while weights are read.
+        keeps_events: for `take_events`; a trace keeps them too.
 
     Raises:
         UserError: an option, a model folder or a placement that does not fit.
@@ -59,6 +60,7 @@ class PearlPP:
         *,
         transport: Transport | None = None,
         on_progress: OnProgress | None = None,
+        keeps_events: bool = False,
         **options: object,
     ) -> None:
         if config is not None and options:
@@ -70,9 +72,12 @@ class PearlPP:
         pair = open_pair(self.config, wires.world_size, wires.device)
         self._transport = pair.linked(wires)
         agree(self._transport, pair)
+        self._warned: set[str] = set()
+        if extra := pair.vocabulary.num_unshared:
+            self._warn(f"{extra} tokens are in one tokenizer only; they are never accepted from the draft")
         module = load_rank(pair, self._transport, on_progress)
         synchronize = torch.cuda.synchronize if self._transport.device.type == "cuda" else None
-        self._recorder = Recorder(self.config.trace is not None, synchronize)
+        self._recorder = Recorder(keeps_events or self.config.trace is not None, synchronize)
         self._rank_engine = RankEngine(self._transport, pair, module, self._recorder, self.config.verify)
         self._pair, self._module = pair, module
         schedule = make_schedule(self.config, pair)
@@ -125,15 +130,26 @@ class PearlPP:
             yield self._run(shown, request, None if on_text is None else lambda text, i=index: on_text(i, text))
         self._announce({})
 
+    def take_events(self) -> list[list[Event]] | None:
+        """Collective: on rank 0 the events of every rank since the last call, if they are kept; None elsewhere."""
+        gathered = self._transport.gather_bytes(json.dumps(self._recorder.events).encode(), dst=0)
+        self._recorder.events.clear()
+        if gathered is None:
+            return None
+        return [[Event(Activity(name), *rest) for name, *rest in json.loads(payload)] for payload in gathered]
+
     def close(self) -> None:
         """Collective: writes the trace and disconnects."""
-        if self.config.trace is not None:
-            gathered = self._transport.gather_bytes(json.dumps(self._recorder.events).encode(), dst=0)
-            if gathered is not None:
-                events = [[Event(*fields) for fields in json.loads(payload)] for payload in gathered]
-                write_chrome_trace(self.config.trace, events)
+        if self.config.trace is not None and (events := self.take_events()) is not None:
+            write_chrome_trace(self.config.trace, events)
         if self._owns_transport:
             self._transport.close()
+
+    def _warn(self, warning: str) -> None:
+        """Rank 0 speaks for all ranks, and says everything once."""
+        if self.rank == 0 and warning not in self._warned:
+            self._warned.add(warning)
+            logger.warning(warning)
 
     # -- one request
 
@@ -155,10 +171,8 @@ class PearlPP:
         if request.total_len == len(prompt_ids):
             return RequestOutput(prompt, prompt_ids, [], "", "length", metrics=empty_metrics())
         if request.draft_end < request.total_len and self._pair.draft is not None:
-            logger.warning(
-                "the draft's context ends at position %d: from there on the target decodes alone",
-                self._pair.draft.max_positions,
-            )
+            end = self._pair.draft.max_positions
+            self._warn(f"the draft's context ends at position {end}: from there on the target decodes alone")
         self._recorder.reset()
         self._transport.reset_counters()
         output_ids: list[int] = []

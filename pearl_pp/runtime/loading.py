@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 
 from pearl_pp import builtin
-from pearl_pp.config import RunConfig
+from pearl_pp.config import RunConfig, find_shape, read_shape
+from pearl_pp.config.shape_file import PREFIX
 from pearl_pp.errors import UserError
 from pearl_pp.planning.presets import resolve_placement
 from pearl_pp.runtime.emulation import open_emulated_pair
@@ -16,7 +17,8 @@ from pearl_pp.runtime.pair import ModelPair, Source
 from pearl_pp.runtime.vocabulary import load_vocabulary
 from pearl_pp.stages.deepspeed_pipeline import pipeline_module
 from pearl_pp.stages.rank_module import AnyStage, RankModule
-from pearl_pp.stages.source import open_model
+from pearl_pp.stages.source import ModelSource, open_model
+from pearl_pp.stages.synthetic import SyntheticSource, open_synthetic
 from pearl_pp.transport.base import Transport
 
 OnProgress = Callable[[str, int, int], None]
@@ -31,10 +33,12 @@ def open_pair(config: RunConfig, num_ranks: int, device: torch.device) -> ModelP
     strategy = "sd" if config.strategy == "pearl" and num_ranks == 1 else config.strategy
     if config.emulate is not None:
         return open_emulated_pair(config, strategy, num_ranks)
-    target = open_model(config.target or builtin.TARGET_DIR, "--target", config.trust_remote_code)
+    target = _open("--target", config.target or str(builtin.TARGET_DIR), config.trust_remote_code)
     draft = None
     if strategy != "ar":
-        draft = open_model(config.draft or builtin.DRAFT_DIR, "--draft", config.trust_remote_code)
+        draft = _open("--draft", config.draft or str(builtin.DRAFT_DIR), config.trust_remote_code)
+        if isinstance(draft, SyntheticSource) and not draft.is_draft_of(target):
+            raise draft.error(f"is the first layers of its own target: give --target {config.draft}")
     wanted = config.model_copy(update={"strategy": strategy})
     placement = resolve_placement(wanted, num_ranks, target.num_layers, draft.num_layers if draft else 0)
     max_len = target.max_positions
@@ -49,6 +53,14 @@ def open_pair(config: RunConfig, num_ranks: int, device: torch.device) -> ModelP
             source.check()
     dtype = pick_dtype(config.dtype, target.dtype, device)
     return ModelPair(target, draft, vocabulary, placement, strategy, dtype, max_len)
+
+
+def _open(option: str, path: str, trust_remote_code: bool) -> ModelSource:
+    """A model folder, or one model of a synthetic pair."""
+    if not path.startswith(PREFIX):
+        return open_model(path, option, trust_remote_code)
+    file = find_shape(path, option)
+    return open_synthetic(read_shape(file, option), file, option, is_draft=option == "--draft")
 
 
 def pick_dtype(option: str, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:

@@ -18,6 +18,7 @@ from pearl_pp.stages.rank_module import AnyStage, RankModule
 from pearl_pp.stages.sleeping import SleepingSource
 from pearl_pp.stages.source import ModelSource
 from pearl_pp.stages.stage import build_stage
+from pearl_pp.stages.synthetic import SyntheticSource
 from pearl_pp.transport.base import Transport
 
 OnBytes = Callable[[int, int], None]
@@ -65,7 +66,7 @@ class ModelPair:
 
     def notes(self) -> list[str]:
         """What a user should know of these models, one line each."""
-        return []
+        return [self.target.note] if isinstance(self.target, SyntheticSource) else []
 
     def linked(self, transport: Transport) -> Transport:
         """The transport that messages of this run travel on."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pearl_pp.messages import Verdict
 from pearl_pp.schedule.plan import SlotPlan
 from pearl_pp.schedule.schedule import Schedule
-from pearl_pp.schedule.window_generator import WindowGenerator, WindowSlot, WindowStart
+from pearl_pp.schedule.window_generator import WindowGenerator
+from pearl_pp.schedule.windows import WindowSlot, WindowStart
 
 # Windows that start alike are generated once. The end of the text is seen from so many positions away; a window
 # that reaches further is generated for itself.

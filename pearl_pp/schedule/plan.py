@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pearl_pp.schedule.instructions import Instruction, SendVerdict, Transfer
-from pearl_pp.schedule.window_generator import WindowSlot
+from pearl_pp.schedule.windows import WindowSlot
 
 
 class SlotPlan(NamedTuple):

@@ -7,64 +7,13 @@ is relative to the text committed at the restart, so that equal windows of a tex
 from __future__ import annotations
 
 import itertools
-from enum import IntEnum
-from typing import NamedTuple
 
 from pearl_pp.decoding.window import Chunk, SequenceState
 from pearl_pp.messages import Outcome, Verdict
 from pearl_pp.schedule.drafting import Occupancy, PlacedPass, PrefillProgress, split_pass
 from pearl_pp.schedule.instructions import Draft, ForwardTarget, Instruction, Kind, SendVerdict, Transfer, Verify
 from pearl_pp.schedule.schedule import TICKS, Schedule
-
-
-class Phase(IntEnum):
-    """Order of instructions at the same time: a message follows the pass that made it and precedes its use."""
-
-    OUTPUT = 0
-    HANDOFF = 1
-    COMPUTE = 2
-    VERIFY = 3
-    VERDICT = 4
-
-
-class WindowStart(NamedTuple):
-    """All that the slots after a restart depend on. Positions are relative to the committed length.
-
-    Args:
-        num_unfed: committed tokens that the target has not been fed: 1, or the whole prompt.
-        kv_lengths: entries of each replica's shards.
-        ready: replicas that have read the prompt. replica: where the draft was last, -1 at first.
-        prompt: start and end of the prompt while a replica has yet to read it, else None.
-        remaining, draftable: positions up to the end of the text, and up to the end of drafting.
-        reports: ranks report their pass times before the window's n-th verdict, for each n in here.
-    """
-
-    num_unfed: int
-    kv_lengths: tuple[tuple[int, ...], ...]
-    ready: tuple[bool, ...]
-    replica: int
-    prompt: tuple[int, int] | None
-    remaining: int
-    draftable: int
-    reports: frozenset[int] = frozenset()
-
-
-class WindowSlot(NamedTuple):
-    """A generated slot, and what it leaves behind even if its verdict drops the rest.
-
-    Args:
-        instructions: in their global order, positions relative to the committed length at the restart.
-        reach: relative end of what has been scheduled for drafting.
-    """
-
-    instructions: tuple[Instruction, ...]
-    has_verdict: bool
-    kv_lengths: tuple[tuple[int, ...], ...]
-    ready: tuple[bool, ...]
-    replica: int
-    num_draft_tokens: int
-    num_hops: int
-    reach: int
+from pearl_pp.schedule.windows import Phase, WindowSlot, WindowStart
 
 
 class WindowGenerator:
@@ -116,11 +65,13 @@ class WindowGenerator:
         self._prefill_idle_replicas(slot)
         leaving = next((c for c in self.state.in_flight if c.entry_slot + self.schedule.last_rank == slot), None)
         self._share_tokens(slot, leaving)
-        has_verdict = leaving is not None and leaving.num_judged > 0
-        if has_verdict:
-            self._verify(slot, leaving)
-        elif leaving is not None:
-            self.state.retire()
+        has_verdict = False
+        if leaving is not None:
+            has_verdict = leaving.num_judged > 0
+            if has_verdict:
+                self._verify(slot, leaving)
+            else:
+                self.state.retire()
         due = sorted(e for e in self._events if e[0] == slot)
         self._events = [e for e in self._events if e[0] != slot]
         self._slot += 1
@@ -232,7 +183,8 @@ class WindowGenerator:
         self._replica = index
         self._prefill.mark_ready(index)
         self._hand_off(index, placed.start)
-        self._emit_parts(placed, self._planned_kv[index], position)
+        # A replica that has read the whole prompt feeds its last token again: a guess needs that row.
+        self._emit_parts(placed, min(self._planned_kv[index], position - 1), position)
         self._planned_kv[index] = position
         self._finishing.append((placed.finish, index, position))
         self._scheduled = position + 1
@@ -298,7 +250,9 @@ class WindowGenerator:
         self._unshared += done
         if done:
             self.state.drafted = done[-1][2] + 1
-        is_needed = leaving is not None or self._num_pieces_left > 0 or self._is_entry_slot(slot + 1, self.state.drafted)
+        is_needed = (
+            leaving is not None or self._num_pieces_left > 0 or self._is_entry_slot(slot + 1, self.state.drafted)
+        )
         while self._unshared:
             index = self._unshared[0][1]
             size = next((i for i, f in enumerate(self._unshared) if f[1] != index), len(self._unshared))
@@ -312,8 +266,9 @@ class WindowGenerator:
             self._unshared = self._unshared[size:]
 
     def _send_tokens(self, slot: int, time: int, src: int, start: int, end: int) -> None:
-        ends = {rank for replica in self.schedule.replicas for rank in (replica[0].rank, replica[-1].rank)}
-        readers = {0, self.schedule.last_rank, *ends}
+        readers = {0, self.schedule.last_rank}
+        for replica in self.schedule.replicas:
+            readers |= {shard.rank for shard in (replica[0], *replica[-1:])}
         for dst in sorted(readers - {src}):
             self._emit(slot, time, Phase.OUTPUT, Transfer(Kind.TOKENS, src, dst, start, end))
         if self.schedule.sends_probs and src != self.schedule.last_rank:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -20,6 +20,17 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class TensorSource(Protocol):
+    """Where the numbers of one tensor come from."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def materialize(self, index: Any, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """The part at `index`, in memory of its own; the loader moves and casts what is elsewhere or of another type."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,12 @@ class StoredTensor:
         with safe_open(self.file, framework="pt") as file:
             return file.get_tensor(self.name)
 
+    def materialize(self, index: Any, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        tensor = self.read()[index]
+        if tensor.device == device and tensor.dtype == dtype:
+            return tensor.clone()  # else the model would go on living in the file's pages
+        return tensor
+
 
 def list_tensors(file: Path) -> dict[str, StoredTensor]:
     """What a safetensors file holds, from its header. Raises SafetensorError if it is damaged."""
@@ -61,7 +78,7 @@ class Mismatch:
     errors: tuple[str, ...]
 
 
-def compare(model: PreTrainedModel, tensors: Mapping[str, StoredTensor]) -> Mismatch:
+def compare(model: PreTrainedModel, tensors: Mapping[str, TensorSource]) -> Mismatch:
     """Go through the whole loading of a model on the meta device without reading a tensor."""
     shapes = {name: torch.empty(tensor.shape, device="meta") for name, tensor in tensors.items()}
     with _quiet():
@@ -83,7 +100,7 @@ def compare(model: PreTrainedModel, tensors: Mapping[str, StoredTensor]) -> Mism
 
 def load(
     model: PreTrainedModel,
-    tensors: Mapping[str, StoredTensor],
+    tensors: Mapping[str, TensorSource],
     device: torch.device,
     progress: Callable[[int, int], None] | None,
 ) -> None:
@@ -106,16 +123,14 @@ def load(
 class _LazyTensor:
     """Stands for a tensor in a state dict; transformers' loader reads it by slicing."""
 
-    stored: StoredTensor
+    source: TensorSource
     device: torch.device
     dtype: torch.dtype
     counter: "_Counter"
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        tensor = self.stored.read()[index]
+        tensor = self.source.materialize(index, self.device, self.dtype)
         self.counter.add(tensor.numel())
-        if tensor.device == self.device and tensor.dtype == self.dtype:
-            return tensor.clone()  # else the model would go on living in the file's pages
         return tensor
 
 

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 ROOT = Path(__file__).resolve().parents[2]
 MB = 10**6
-NUM_SHARDS, SHARD_BYTES = 8, 50 * MB
+NUM_SHARDS = 8  # of 50 MB
 NUM_RANKS = 4
 # Everything that is no weight: KV cache, rotary tables, gloo's buffers and threads, Python objects.
 SLACK_BYTES = 15 * MB
@@ -50,15 +50,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A random Llama of 400 MB in 8 files; their borders are not those of the layers."""
     folder = tmp_path_factory.mktemp("checkpoint")
     CONFIG.save_pretrained(folder)
-    files: list[dict[str, torch.Size]] = [{}]
-    filled = 0
+    files: list[dict[str, torch.Size]] = [{} for _ in range(NUM_SHARDS)]
+    total, filled = sum(shape.numel() for shape in shapes().values()), 0
     for name, shape in shapes().items():
-        if filled >= SHARD_BYTES and len(files) < NUM_SHARDS:
-            files.append({})
-            filled = 0
-        files[-1][name] = shape
-        filled += 4 * shape.numel()
-    assert len(files) == NUM_SHARDS
+        middle = filled + shape.numel() // 2
+        files[middle * NUM_SHARDS // total][name] = shape
+        filled += shape.numel()
     weight_map = {}
     torch.manual_seed(0)
     for number, tensors in enumerate(files, start=1):

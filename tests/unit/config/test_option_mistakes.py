@@ -54,7 +54,6 @@ def message_of(*argv: str) -> str:
         ),
         (["--emulate", "p", "--logprobs"], "--logprobs: with --emulate there are no probabilities; leave it out"),
         (["--emulate", "p", "--device", "cuda"], "--device cuda: with --emulate nothing is computed; leave it out"),
-        (["--target", "synthetic:70b"], "--target synthetic:70b: synthetic models are not supported yet"),
         (["--draft", "d"], "--draft d: needs --target too"),
         (["--target", "t"], "--target t: needs --draft too, or --strategy ar"),
     ],

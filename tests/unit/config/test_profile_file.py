@@ -51,9 +51,7 @@ MATRIX = [[None if i == j else dict(LINK) for j in range(5)] for i in range(5)]
         ),
     ],
 )
-def test_an_impossible_number_names_file_key_and_reason(
-    changes: dict[str, Any], expected: str, tmp_path: Path
-) -> None:
+def test_an_impossible_number_names_file_key_and_reason(changes: dict[str, Any], expected: str, tmp_path: Path) -> None:
     assert message_of(tmp_path, profile_content(**changes)) == expected
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pearl_pp.messages import Outcome, Verdict
 from pearl_pp.schedule.generator import SlotGenerator
 from pearl_pp.schedule.instructions import Verify
-from pearl_pp.schedule.plan import SlotPlan
 from pearl_pp.schedule.placement import Placement, Replica, Shard
+from pearl_pp.schedule.plan import SlotPlan
 from pearl_pp.schedule.schedule import Schedule, plain, speculative
 
 DRAFT_LAYERS = 4
