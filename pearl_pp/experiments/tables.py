@@ -22,8 +22,7 @@ def print_record(console: Console, record: Mapping[str, Any]) -> None:
     console.print(speed_table(record))
     best = [entry for entry in record["configurations"] if entry["best"] and entry["windows"]]
     console.print(windows_table(best))
-    for entry in best:
-        console.print(parts_table(entry))
+    console.print(parts_table(best))
 
 
 def passes_table(passes: Mapping[str, Any], context: int) -> Table:
@@ -97,19 +96,21 @@ def windows_table(entries: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def parts_table(entry: Mapping[str, Any]) -> Table:
+def parts_table(entries: Sequence[Mapping[str, Any]]) -> Table:
     """Where the time of a window goes: on the critical path, and on each rank."""
-    figures = entry["windows"]["parts"]
     table = _table(
-        f"Inside a window of {entry['name']}: ms",
+        "Inside a window: ms",
         "real; means over the middle half of the windows by length, so that parts add up to the window; critical path: "
         "the stages' passes over the window's chunk, and between two of them what the receiving rank does, or, while "
         "it waits, the sender until it has sent; messages: posting; waiting: for a message to arrive; python: the rest",
-        ("where", *PARTS, "window"),
+        ("configuration", "where", *PARTS, "window"),
     )
-    table.add_row("critical path", *_cells(figures["path"]))
-    for rank, numbers in enumerate(figures["ranks"]):
-        table.add_row(f"rank {rank}", *_cells(numbers))
+    for entry in entries:
+        figures = entry["windows"]["parts"]
+        table.add_row(entry["name"], "critical path", *_cells(figures["path"]))
+        for rank, numbers in enumerate(figures["ranks"]):
+            table.add_row(entry["name"], f"rank {rank}", *_cells(numbers))
+        table.add_section()
     return table
 
 

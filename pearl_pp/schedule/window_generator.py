@@ -256,19 +256,19 @@ class WindowGenerator:
         while self._unshared:
             index = self._unshared[0][1]
             size = next((i for i, f in enumerate(self._unshared) if f[1] != index), len(self._unshared))
-            replica = self.schedule.replicas[index]
-            if len(replica) > 1:  # each token is needed on the replica's first rank at once
+            source = self.schedule.replicas[index][-1].rank
+            if len(self._shares[index]) > 1:  # each token is needed on the replica's first rank at once
                 size = 1
             elif size == len(self._unshared) and index == self._replica and not is_needed:
                 return
             finish, _, last = self._unshared[size - 1]
-            self._send_tokens(slot, max(finish, slot * TICKS), replica[-1].rank, self._unshared[0][2], last + 1)
+            self._send_tokens(slot, max(finish, slot * TICKS), source, self._unshared[0][2], last + 1)
             self._unshared = self._unshared[size:]
 
     def _send_tokens(self, slot: int, time: int, src: int, start: int, end: int) -> None:
         readers = {0, self.schedule.last_rank}
         for replica in self.schedule.replicas:
-            readers |= {shard.rank for shard in (replica[0], *replica[-1:])}
+            readers |= {shard.rank for shard in (replica[0], replica[-1])}
         for dst in sorted(readers - {src}):
             self._emit(slot, time, Phase.OUTPUT, Transfer(Kind.TOKENS, src, dst, start, end))
         if self.schedule.sends_probs and src != self.schedule.last_rank:

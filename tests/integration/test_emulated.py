@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +11,17 @@ from typing import NamedTuple
 
 import pytest
 
+from pearl_pp import run
+from pearl_pp.decoding.sampling_params import SamplingParams
+from pearl_pp.errors import UserError
 from pearl_pp.messages import Verdict
 from pearl_pp.simulation.costs import Overheads, ProfileCosts
 from pearl_pp.simulation.simulator import Simulator
 from pearl_pp.simulation.timeline import Timeline
 from pearl_pp.simulation.verdicts import independent
+from pearl_pp.transport.base import Channel, Transport
 from tests.inprocess import Cluster
+from tests.rank_pool import shared_pool
 from tests.unit.simulation.machines import profile, save_profile
 
 PROMPT = (1, 2, 3)
@@ -86,15 +93,62 @@ def test_hand_offs_move_what_the_profile_says(tmp_path: Path) -> None:
     assert handed > 0 and handed % profile().draft.kv_bytes_per_token == 0
 
 
-def test_a_sampled_run_sends_probabilities_of_the_real_size(tmp_path: Path) -> None:
+def test_a_sampled_run_has_the_same_verdicts(tmp_path: Path) -> None:
     path = save_profile(tmp_path, **FAST)
     cluster = Cluster(None, None, 5, emulate=path, placement="dedicated", gamma=8)
     greedy, sampled = emulate(cluster, 40, seed=1), emulate(cluster, 40, seed=1, temperature=0.8)
     assert shapes(greedy.verdicts) == shapes(sampled.verdicts), "acceptance is the profile's either way"
 
 
-def slowest_link(path: str) -> Cluster:
-    return Cluster(None, None, 4, emulate=path, strategy="ar")
+def answer(transport: Transport, options: dict, params: dict) -> tuple[dict, int, list[str], int]:
+    """One prompt through the whole engine on this rank; metrics, bytes of q this rank sent, plan, peak memory."""
+    from pearl_pp import PearlPP, Prompt
+
+    sent = []
+    isend = transport.isend
+    transport.isend = lambda channel, dst, tensor: (  # type: ignore[method-assign]
+        sent.append(tensor.nbytes) if channel is Channel.PROBS else None,
+        isend(channel, dst, tensor),
+    )[1]
+    try:
+        engine = PearlPP(transport=transport, **options)
+        output = engine.generate([Prompt(text="Hello", params=SamplingParams(**params))])[0]
+        engine.close()
+    finally:
+        transport.isend = isend  # type: ignore[method-assign]
+    return output.metrics, sum(sent), engine.plan.lines, len(output.token_ids)
+
+
+def test_the_engine_emulates_over_gloo_and_measures_gamma(tmp_path: Path) -> None:
+    options = {"emulate": save_profile(tmp_path, target__pass_ms=16.0, draft__pass_ms=4.0), "placement": "dedicated"}
+    results = shared_pool(3).run(answer, options, {"max_new_tokens": 30, "temperature": 0.7, "seed": 2})
+    metrics, _, lines, num_tokens = results[0]
+    assert num_tokens == metrics["num_output_tokens"] == 30
+    strategy = next(line for line in lines if line.startswith("strategy"))
+    gamma = float(strategy.partition("gamma ")[2].split()[0])
+    assert gamma == pytest.approx(4, rel=0.2) and "measured" in strategy
+    assert all(rank["sleep_overrun_s"] > 0 and "peak_bytes" not in rank for rank in metrics["per_rank"])
+    # q travels from the draft's rank to the last stage, a row of the real vocabulary and a stamp for each message.
+    sizes = [sent for _, sent, _, _ in results]
+    assert sizes[:2] == [0, 0] and sizes[2] >= metrics["num_accepted_tokens"] * 4096 * 4
+
+
+def test_a_command_says_emulated_wherever_there_are_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On one rank, where no launcher is needed."""
+    record, path = tmp_path / "out.json", save_profile(tmp_path, **FAST)
+    options = ["--emulate", path, "--json", str(record), "--prompt", "Hello", "--max-new-tokens", "20"]
+    assert run.main(options) == 0
+    content = json.loads(record.read_text())
+    assert content["mode"] == "emulated"
+    assert content["requests"][0]["text"] == "." * 20
+    numbers = [line for line in capsys.readouterr().out.splitlines() if re.search(r"\d+\.\d", line)]
+    assert len(numbers) >= 4 and all(line.strip().startswith("emulated") for line in numbers)
+
+
+def test_more_ranks_than_the_profile_describes_are_refused(tmp_path: Path) -> None:
+    path = save_profile(tmp_path)
+    with pytest.raises(UserError, match=f"^--emulate {path}: ranks: describes 5 ranks, this run has 6$"):
+        Cluster(None, None, 6, emulate=path)
 
 
 def test_links_slow_a_run_by_their_latency(tmp_path: Path) -> None:
@@ -102,7 +156,7 @@ def test_links_slow_a_run_by_their_latency(tmp_path: Path) -> None:
     times = {}
     for latency_us in (0, 5000):
         path = save_profile(tmp_path, link={"latency_us": latency_us, "bandwidth_gb_s": 1000}, **FAST)
-        times[latency_us] = emulate(slowest_link(path), 21).seconds / 20
+        times[latency_us] = emulate(Cluster(None, None, 4, emulate=path, strategy="ar"), 21).seconds / 20
     assert times[5000] - times[0] == pytest.approx(0.020, rel=0.25)
 
 
