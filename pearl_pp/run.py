@@ -87,7 +87,15 @@ def _lead(config: RunConfig, build: BuildEngine) -> int:
         printer.summary(record.outputs, record.totals())
     finally:
         printer.end_progress()
-    return leaving.EXIT_FAILED if any(output.error is not None for output in record.outputs) else 0
+    return exit_code([output.error for output in record.outputs])
+
+
+def exit_code(errors: Sequence[str | None]) -> int:
+    """Of a run whose prompts ended so: 0 all answered, 1 some not, 2 none (then it is one mistake of the user's)."""
+    failed = [error for error in errors if error is not None]
+    if not failed:
+        return 0
+    return UserError.exit_code if len(failed) == len(errors) else leaving.EXIT_FAILED
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def find_shape(name: str, option: str) -> Path:
     known = {path.stem: path for folder in reversed(FOLDERS) for path in sorted(folder.glob("*.yaml"))}
     if name not in known:
         hint = nearest(name, known) or f"; there are {', '.join(sorted(known))}, or give a FILE.yaml"
-        raise UserError(option, repr(name), f"no such shape{hint}")
+        raise UserError(option, f"{PREFIX}{name}", f"no such shape{hint}")
     return known[name]
 
 
@@ -47,10 +47,8 @@ def write_eps(shape_file: Path, out: Path, eps: float, agreement: float, option:
     """Write `shape_file` to `out` with these two values in it; everything else, comments too, stays as it is."""
     text = read_text(option, str(shape_file))
     for key, value in (("eps", eps), ("agreement", agreement)):
-        line = re.compile(rf"^{key}:[ \t]*[^\s#]*", re.MULTILINE)
-        if line.search(text):
-            text = line.sub(f"{key}: {value:g}", text)
-        else:
+        text, num_found = re.subn(rf"^{key}:[ \t]*[^\s#]*", f"{key}: {value:g}", text, flags=re.MULTILINE)
+        if not num_found:
             text = f"{text.rstrip()}\n{key}: {value:g}\n"
     try:
         out.write_text(text, encoding="utf-8")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pearl_pp.config import find_shape, read_shape
 from pearl_pp.config.reading import nearest
-from pearl_pp.config.shape_file import write_eps
+from pearl_pp.config.shape_file import PREFIX, write_eps
 from pearl_pp.errors import UserError
 
 OPTIONS = ("--shape", "--agreement", "--out", "--device")
@@ -37,7 +37,8 @@ def make_pair(arguments: Sequence[str]) -> int:
     )
     write_eps(shape_file, out, found.eps, round(found.agreement, 3))
     print(f"{shape.name}: eps {found.eps:g} gives agreement {found.agreement:.3f} on {found.num_tokens} tokens")
-    print(f"written to {out}: --target synthetic:{options.out or options.shape} --draft the same")
+    name = f"synthetic:{options.out or options.shape.removeprefix(PREFIX)}"
+    print(f"written to {out}: --target {name} --draft {name}")
     return 0
 
 

@@ -19,5 +19,8 @@ def prompt_message(prompt: Prompt) -> dict[str, Any]:
 
 def prompt_of(message: dict[str, Any]) -> Prompt:
     """The prompt of a message; the inverse of `prompt_message`."""
-    lists = {name: tuple(message[name]) for name in ("messages", "token_ids") if message[name] is not None}
-    return Prompt(**(message | lists | {"params": SamplingParams(**message["params"])}))
+    fields: dict[str, Any] = message | {"params": SamplingParams(**message["params"])}
+    for name in ("messages", "token_ids"):
+        if fields[name] is not None:
+            fields[name] = tuple(fields[name])
+    return Prompt(**fields)

@@ -34,7 +34,7 @@ class Program:
 
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
         self.name = name
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the program)
         self._process = subprocess.Popen(
             [sys.executable, "-m", *arguments],
             stdin=subprocess.PIPE,

@@ -30,10 +30,10 @@ class Whole:
     """transformers' own model, unsplit, with its own cache."""
 
     def __init__(self, source: ModelSource, dtype: torch.dtype, device: torch.device, context: torch.Tensor) -> None:
-        loaded = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.path, dtype=dtype, trust_remote_code=source.trust_remote_code
         )
-        self.model = loaded.to(device).eval()
+        self.model: Any = loaded.to(device).eval()
         self._cache = DynamicCache()
         # The argument's name changed between transformers releases.
         has_new_name = "cache" in inspect.signature(self.model.forward).parameters

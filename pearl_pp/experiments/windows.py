@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pearl_pp.telemetry import Activity, Event
 
-PARTS = ("target", "draft", "verify", "messages", "waiting", "python")
+PARTS: tuple[str, ...] = ("target", "draft", "verify", "messages", "waiting", "python")
 """What a window consists of; `python` is what none of the others is."""
 
 _PART_OF = {
@@ -121,7 +121,7 @@ def _cause(ranks: list[_Timeline], sender: int, receiver: int, sent: int, moment
     if sender != receiver and moment < sent:
         return ranks[sender].part_at(moment)
     # Stage 0 before a chunk, and the verifier, wait for drafted tokens.
-    needs_tokens = receiver == 0 or sender == receiver
+    needs_tokens = receiver in (0, sender)
     if needs_tokens and ranks[receiver].next_is_use(moment) and any(r.part_at(moment) == "draft" for r in ranks):
         return "draft"
     return "waiting"

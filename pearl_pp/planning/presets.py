@@ -89,8 +89,15 @@ _WITHOUT_PLACEMENT = {"ar": _no_draft, "sd": _first_rank}
 
 
 def default_interval(num_stages: int) -> int:
-    """p of `pipelined` where the user names none: two chunks in flight."""
-    return max(1, (num_stages + 1) // 2)
+    """p of `pipelined` where the user names none: a chunk every other slot, so that a stage's rank is free in between."""
+    return min(2, num_stages)
+
+
+def default_fill(num_stages: int) -> int:
+    """F of `pipelined` where the user names none: the pipeline is filled, but for three stages, where it costs more
+    draft time than it gains at the usual acceptance (DESIGN section 4).
+    """
+    return {1: 1, 2: 2, 3: 1}.get(num_stages, num_stages - 1)
 
 
 def resolve_placement(config: RunConfig, num_ranks: int, target_layers: int, draft_layers: int) -> Placement:
@@ -117,7 +124,8 @@ def resolve_placement(config: RunConfig, num_ranks: int, target_layers: int, dra
     else:
         target = checked_split(config.layer_split, target_layers, num_stages, "--layer-split")
     interval = wanted or (default_interval(num_stages) if name == "pipelined" else num_stages)
-    fill = 1 if config.fill == "auto" else config.fill
+    default = default_fill(num_stages) if name == "pipelined" else 1
+    fill = default if config.fill == "auto" else config.fill
     _check_range("--verify-interval", interval, num_stages)
     _check_range("--fill", fill, num_stages)
     name = "hop" if name == "auto" else name

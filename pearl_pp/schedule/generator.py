@@ -6,6 +6,7 @@ no network.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -28,13 +29,20 @@ class _Window:
         self.generator = WindowGenerator(schedule, start)
         self._slots: list[WindowSlot] = []
         self._verdict_is_due = False
+        self._lock = threading.Lock()
 
     def slot(self, number: int) -> WindowSlot:
+        if len(self._slots) <= number:
+            with self._lock:
+                self._generate(number)
+        return self._slots[number]
+
+    def _generate(self, number: int) -> None:
         while len(self._slots) <= number:
             self.go_on()
-            self._slots.append(self.generator.next_slot())
-            self._verdict_is_due = self._slots[-1].has_verdict
-        return self._slots[number]
+            slot = self.generator.next_slot()
+            self._verdict_is_due = slot.has_verdict
+            self._slots.append(slot)
 
     def go_on(self) -> None:
         """Going on means that the last slot's verdict, if there was one, accepted."""
@@ -44,20 +52,22 @@ class _Window:
 
 
 class _Memory:
-    """Windows already generated, for all requests of the process."""
+    """Windows already generated, for all requests of the process; its ranks may be threads."""
 
     def __init__(self) -> None:
         self._windows: OrderedDict[tuple[Schedule, WindowStart], _Window] = OrderedDict()
+        self._lock = threading.Lock()
 
     def window(self, schedule: Schedule, start: WindowStart) -> _Window:
         key = (schedule, start)
-        if key in self._windows:
-            self._windows.move_to_end(key)
-        else:
-            self._windows[key] = _Window(schedule, start)
-            if len(self._windows) > MAX_WINDOWS:
-                self._windows.popitem(last=False)
-        return self._windows[key]
+        with self._lock:
+            if key in self._windows:
+                self._windows.move_to_end(key)
+            else:
+                self._windows[key] = _Window(schedule, start)
+                if len(self._windows) > MAX_WINDOWS:
+                    self._windows.popitem(last=False)
+            return self._windows[key]
 
 
 _MEMORY = _Memory()
@@ -132,6 +142,10 @@ class SlotGenerator:
         self.state.committed += len(verdict.token_ids)
         self.state.stop = verdict.stop
         if verdict.pass_ticks:
+            if not (self.finished or verdict.restarts):  # what has been generated keeps its pace
+                self._leave_memory()
+                self._window.go_on()
+                self._window.generator.set_pace(self.schedule.with_pass_ticks(verdict.pass_ticks))
             self.schedule = self.schedule.with_pass_ticks(verdict.pass_ticks)
         if self.finished:
             return
@@ -139,10 +153,6 @@ class SlotGenerator:
             kept = self.state.committed - 1
             self.kv_lengths = [[min(length, kept) for length in lengths] for lengths in self.kv_lengths]
             self._begin_window(num_unfed=1)
-        elif verdict.pass_ticks:
-            self._leave_memory()
-            self._window.go_on()
-            self._window.generator.set_pace(self.schedule)
 
     def _account(self, slot: WindowSlot) -> None:
         self._awaits_verdict = slot.has_verdict
@@ -166,7 +176,8 @@ class SlotGenerator:
             max(0, self._draft_end - base),
             frozenset(n - self.num_verdicts for n in self.schedule.report_at if n >= self.num_verdicts),
         )
-        if num_unfed > 1 or self._start.reports:
+        self._is_remembered = num_unfed == 1 and not self._start.reports
+        if not self._is_remembered:
             self._horizon = None
             self._window = _Window(self.schedule, self._start)
             return
@@ -176,6 +187,9 @@ class SlotGenerator:
 
     def _leave_memory(self) -> None:
         """Generates this window for itself, up to where it is: its end is in sight, or its pace changes."""
+        if not self._is_remembered:
+            return
+        self._is_remembered = False
         self._horizon = None
         self._window = _Window(self.schedule, self._start)
         if self._number:

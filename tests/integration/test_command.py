@@ -190,7 +190,6 @@ def test_prompts_that_cannot_be_answered_are_reported_and_the_others_answered(tm
     assert "the draft is not used: --strategy ar" in finished.stdout, "a draft given and not used is never silent"
 
 
-@pytest.mark.xfail(strict=True, reason="the only prompt is reported as one of many: exit code 1")
 def test_a_prompt_longer_than_the_context_is_a_mistake_where_it_is_the_only_one() -> None:
     finished = pearl_pp_run(1, "--max-model-len", "8", "--prompt", "word " * 30)
     assert len(finished.errors) == 1

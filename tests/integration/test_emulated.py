@@ -100,6 +100,23 @@ def test_a_sampled_run_has_the_same_verdicts(tmp_path: Path) -> None:
     assert shapes(greedy.verdicts) == shapes(sampled.verdicts), "acceptance is the profile's either way"
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "options"),
+    [
+        (3, {"placement": "dedicated"}),
+        (4, {"placement": "hop"}),
+        (4, {"placement": "pipelined", "verify_interval": 2, "fill": 3}),
+    ],
+)
+def test_the_measured_pace_holds_from_the_middle_of_a_window(num_ranks: int, options: dict, tmp_path: Path) -> None:
+    """Everything is accepted, so verdicts 2 and 6 change the pace of the first window while it goes on."""
+    path = save_profile(tmp_path, target__pass_ms=4.0, draft__pass_ms=0.5, acceptance=1.0)
+    cluster = Cluster(None, None, num_ranks, emulate=path, **options)
+    outcome = cluster.run(PROMPT, max_new_tokens=60, report_at=(2, 6))
+    assert len(outcome.ids) == 60
+    assert outcome.results[0].generator.schedule.pass_ticks != cluster.schedule.pass_ticks
+
+
 def answer(transport: Transport, options: dict, params: dict) -> tuple[dict, int, list[str], int]:
     """One prompt through the whole engine on this rank; metrics, bytes of q this rank sent, plan, peak memory."""
     from pearl_pp import PearlPP, Prompt

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pearl_pp import builtin
-from pearl_pp.config import RunConfig, read_placement_file, read_profile
+from pearl_pp.config import RunConfig, read_placement_file, read_profile, read_shape
 from pearl_pp.config.flags import parse_flags
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -15,6 +15,7 @@ READERS = {
     "runs": lambda path: parse_flags(["--config", path]),
     "placements": read_placement_file,
     "profiles": read_profile,
+    "models": read_shape,
 }
 
 

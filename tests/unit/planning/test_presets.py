@@ -37,7 +37,7 @@ def whole(*ranks: int) -> tuple[tuple[Shard, ...], ...]:
         ({"placement": "hop"}, "hop", 4, whole(3, 0), 1, 4),
         ({"placement": "single"}, "single", 4, whole(3), 1, 4),
         ({"placement": "dedicated"}, "dedicated", 3, whole(3), 1, 3),
-        ({"placement": "pipelined"}, "pipelined", 4, whole(3, 0), 1, 2),
+        ({"placement": "pipelined"}, "pipelined", 4, whole(3, 0), 3, 2),
         ({"placement": "pipelined", "fill": 3, "verify_interval": 3}, "pipelined", 4, whole(3, 1), 3, 3),
         ({"strategy": "ar"}, "ar", 4, (), 1, 4),
         ({"strategy": "sd"}, "sd", 4, whole(0), 1, 4),
