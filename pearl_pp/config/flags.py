@@ -84,6 +84,12 @@ def _dashed(argument: str) -> str:
 class _Parser(argparse.ArgumentParser):
     """argparse exits with its usage text; here every fault is a UserError of one line."""
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # Before Python 3.13 argparse takes the value of --stop=-- for the end of all options, and drops it.
+        if action.option_strings and arg_strings == ["--"]:
+            return self._get_value(action, "--") if action.nargs is None else ["--"]
+        return super()._get_values(action, arg_strings)
+
     def error(self, message: str) -> NoReturn:
         flags, _, reason = message.removeprefix("argument ").partition(": ")
         if reason.startswith("expected one argument"):

@@ -109,9 +109,10 @@ def _check(config: RunConfig, gammas: Sequence[int | str] | None) -> None:
             raise UserError(f"--{name}", None, reason)
     if gammas is not None and "gamma" in changed:
         raise UserError("--gammas", None, "takes the place of --gamma; give one of them")
-    if config.strategy == "ar" or config.placement == "dedicated":
-        option, value = ("--strategy", "ar") if config.strategy == "ar" else ("--placement", "dedicated")
-        raise UserError(option, value, "is what others are compared with, and always measured")
+    if config.strategy != "pearl":
+        raise UserError("--strategy", config.strategy, "a window of pearl is measured; ar is always measured beside it")
+    if config.placement == "dedicated":
+        raise UserError("--placement", "dedicated", "is always measured; name what to compare with it")
     if config.target is not None and config.target.startswith("synthetic:"):
         raise UserError("--target", config.target, "transformers needs a model folder to be compared with")
 

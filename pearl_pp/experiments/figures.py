@@ -43,7 +43,8 @@ def window_figures(runs: Sequence[Run]) -> dict[str, Any] | None:
     """Time per window of one configuration, and the ideal; None where no run has a window.
 
     T is the median of the stages' passes over one chunk, added; t the median draft pass (times the shards of a
-    replica); both from these very runs. ideal = max(T p/N, gamma t), T alone without a draft.
+    replica); both from these very runs. ideal = max(T p/N, gamma t), T alone without a draft,
+    and T in place of T p/N where one token is fed.
     """
     windows = [window for run in runs for window in run["windows"]]
     if not windows:
@@ -51,17 +52,18 @@ def window_figures(runs: Sequence[Run]) -> dict[str, Any] | None:
     gamma, share = runs[0]["tokens_per_interval"], runs[0]["interval_share"]
     drafts = [ms for window in windows for ms in window["draft_ms"]]
     draft_ms = median(drafts) * runs[0]["num_shards"] if drafts else None
+    # After a restart one token goes through all stages, whatever p is.
     groups = {
-        "all": windows,
-        "one token fed": [w for w in windows if w["num_fed"] == 1],
-        "several fed": [w for w in windows if w["num_fed"] > 1],
+        "all": (windows, share),
+        "one token fed": ([w for w in windows if w["num_fed"] == 1], 1.0),
+        "several fed": ([w for w in windows if w["num_fed"] > 1], share),
     }
     return {
         "gamma": gamma,
         "interval_share": share,
         "draft_pass_ms": draft_ms,
         "draft_ms": None if draft_ms is None or gamma is None else gamma * draft_ms,
-        "kinds": {name: _beside_ideal(group, gamma, share, draft_ms) for name, group in groups.items() if group},
+        "kinds": {name: _beside_ideal(group, gamma, s, draft_ms) for name, (group, s) in groups.items() if group},
         "parts": parts(windows),
     }
 

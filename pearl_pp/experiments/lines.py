@@ -69,15 +69,17 @@ class Program:
             raise UserError(*answer["user_error"])
         return answer
 
-    def hang_up(self) -> None:
-        """Lets the program end; `close` waits for it."""
+    def let_go(self, error: type[BaseException] | None = None, *_: object) -> None:
+        """Lets the program end of itself, or tells it to after an error; `close` waits for it."""
         with contextlib.suppress(BrokenPipeError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
+        if error is not None and self._process.poll() is None:
+            self._process.terminate()
 
     def close(self) -> None:
         """Ends the program and all it has started."""
-        self.hang_up()
+        self.let_go()
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             if number is not None:
                 self._process.send_signal(number)

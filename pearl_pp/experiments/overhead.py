@@ -70,13 +70,12 @@ def configurations(settings: Settings) -> list[Configuration]:
     first = settings.gammas[0]
     shared = {"placement": "auto", "gamma": first, "fill": "auto", "verify_interval": "auto", "handoff": "auto"}
     plain = {"no_pre_verify": False, "no_post_verify": False}
-    name = config.placement if config.strategy == "pearl" else config.strategy
-    tested = config.updated(placement="hop" if name == "auto" else config.placement, gamma=first)
+    placement = "hop" if config.placement == "auto" else config.placement
+    tested = config.updated(placement=placement, gamma=first)
     alone = config.updated(**(shared | plain | {"strategy": "ar", "gamma": "auto"}))
     dedicated = config.updated(**(shared | plain | {"strategy": "pearl", "placement": "dedicated"}))
-    name = "hop" if name == "auto" else Path(name).stem
     return [
-        *(Configuration(name, tested, num_ranks, gamma) for gamma in settings.gammas),
+        *(Configuration(Path(placement).stem, tested, num_ranks, gamma) for gamma in settings.gammas),
         Configuration("ar", alone, num_ranks, None),
         *(Configuration("dedicated", dedicated, num_ranks + 1, gamma) for gamma in settings.gammas),
     ]
@@ -96,7 +95,7 @@ class Bench:
         for program in (*programs.values(), self._reference):
             stack.callback(program.close)
         for program in (*programs.values(), self._reference):
-            stack.callback(program.hang_up)  # runs first: all end at the same time
+            stack.push(program.let_go)  # runs before the others: all end at the same time
         self.described = {name: program.answer() for name, program in programs.items()}
         self._reference.answer()
         self._programs = programs

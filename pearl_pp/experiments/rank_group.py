@@ -17,6 +17,7 @@ import torch.distributed as dist  # noqa: TID251 (a store for the ranks to meet 
 
 from pearl_pp.config import RunConfig
 from pearl_pp.decoding.sampling_params import SamplingParams
+from pearl_pp.runtime.emulation import EmulatedPair
 from pearl_pp.runtime.engine import make_schedule
 from pearl_pp.runtime.intake import make_request
 from pearl_pp.runtime.loading import build_rank, open_pair
@@ -52,8 +53,8 @@ class EmulatedRun:
 def pass_slots(config: RunConfig, num_ranks: int) -> float:
     """t N / T: the exact length of a draft pass in slots, as `--gamma auto` would measure it."""
     pair = open_pair(config, num_ranks, torch.device("cpu"))
-    profile = pair.profile  # type: ignore[union-attr]
-    return pair.placement.num_stages / profile.ratio
+    assert isinstance(pair, EmulatedPair)
+    return pair.placement.num_stages / pair.profile.ratio
 
 
 class RankGroup:

@@ -77,7 +77,8 @@ def windows_table(entries: Sequence[Mapping[str, Any]]) -> Table:
         "Time per window",
         "real; window: from a verdict to the next, median; T: the stages' passes over the window's chunk, added, "
         "median; t: draft pass, median over all ranks (times the shards of a replica); gamma: tokens per p slots; "
-        "T and t from the same runs, both models running; ideal = max(T p/N, gamma t); a restart feeds one token",
+        "T and t from the same runs, both models running; ideal = max(T p/N, gamma t), and where one token is fed, as "
+        "after a restart, max(T, gamma t)",
         ("configuration", "windows", "number", "window ms", "T ms", "gamma", "t ms", "ideal ms", "window - ideal ms"),
     )
     for entry in entries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,11 @@ class EmulatedPair(ModelPair):
 
     profile: Profile
     right_id: int
+
+    @property
+    def min_prefill_piece(self) -> int:
+        profile = self.profile
+        return max(1, math.ceil(profile.prefill_tokens_per_s * profile.target.pass_ms * 1e-3))
 
     def notes(self) -> list[str]:
         return [f"{self.profile.name}: passes sleep for the profile's time, acceptance {self.profile.acceptance:g}"]

@@ -24,20 +24,31 @@ def measured_pass_ticks(
     measured = [sum(draft_ns[s.rank] for s in r) for r in replicas if all(draft_ns[s.rank] for s in r)]
     if not measured:
         return 0
-    return max(1, max(measured) * num_stages * TICKS // sum(target_times))
+    ticks = max(1, max(measured) * num_stages * TICKS // sum(target_times))
+    shares_ranks = any(shard.rank < num_stages for replica in replicas for shard in replica)
+    return _fitted(ticks) if shares_ranks else ticks
 
 
-# Below this many tokens a pass over a piece costs no less: reading the weights dominates.
-_MIN_PIECE = 128
+# A pass measured this much too long is taken to fit: half a slot measured as 0.51 would leave half of each slot idle.
+_TOLERANCE = 1.05
+
+
+def _fitted(ticks: int) -> int:
+    """A pass a little longer than 1/k of a slot, or than k slots, is taken for as long."""
+    fit = TICKS // round(TICKS / ticks) if ticks < TICKS else TICKS * round(ticks / TICKS)
+    return fit if fit < ticks <= fit * _TOLERANCE else ticks
+
+
 _PIECES_PER_STAGE = 3
 
 
-def prefill_piece(prompt_len: int, num_stages: int) -> int:
+def prefill_piece(prompt_len: int, num_stages: int, min_piece: int) -> int:
     """Tokens of a piece of the prompt, so that all stages work at once; 0 leaves a short prompt whole.
+
+    A pass over fewer than `min_piece` tokens costs no less: reading the weights dominates.
 
     P pieces take P + N - 1 slots of 1/P of the prompt's time in a stage: with P = 3N a third of the whole
     prompt's time, and more pieces gain little.
     """
-    if num_stages == 1 or prompt_len < 2 * _MIN_PIECE:
-        return 0
-    return max(_MIN_PIECE, -(-prompt_len // (_PIECES_PER_STAGE * num_stages)))
+    num_pieces = min(_PIECES_PER_STAGE * num_stages, prompt_len // min_piece)
+    return 0 if num_stages == 1 or num_pieces < 2 else -(-prompt_len // num_pieces)

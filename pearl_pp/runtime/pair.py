@@ -47,6 +47,11 @@ class ModelPair:
     max_len: int
 
     @property
+    def min_prefill_piece(self) -> int:
+        """Tokens from which on arithmetic, not reading the weights, sets the time of a pass (a card's FLOP a byte)."""
+        return 128
+
+    @property
     def wiring(self) -> Wiring:
         draft = self.draft or self.target
         return Wiring(self.target.hidden_size, self.dtype, draft.hidden_size, self.dtype, self.vocabulary.size)

@@ -61,7 +61,7 @@ class RankEngine:
             schedule,
             sends_probs=rule.needs_probs,
             report_at=frozenset(request.report_at),
-            prefill_piece=prefill_piece(len(request.token_ids), schedule.num_stages),
+            prefill_piece=prefill_piece(len(request.token_ids), schedule.num_stages, self._pair.min_prefill_piece),
         )
         drafter = Drafter(self._module.shards, rule, pipeline)
         worker = Worker(

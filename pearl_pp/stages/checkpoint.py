@@ -29,7 +29,7 @@ class TensorSource(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
     def materialize(self, index: Any, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        """The part at `index`, in memory of its own if it is on `device` in `dtype`; else the loader copies it there."""
+        """The part at `index`, in memory of its own if it is on `device` in `dtype`; else the loader copies it."""
         ...
 
 

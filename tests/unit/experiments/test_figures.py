@@ -50,6 +50,13 @@ def test_several_windows_in_flight_divide_the_targets_pass() -> None:
     figures = window_figures([run(1.0, [window(9.0)], gamma=1.0, interval_share=0.5)])
     assert figures is not None
     assert figures["kinds"]["all"]["ideal_ms"] == 4.0
+    assert figures["kinds"]["one token fed"]["ideal_ms"] == 8.0  # after a restart there is one alone
+
+
+def test_a_pass_of_a_replica_is_made_of_its_shards_passes() -> None:
+    figures = window_figures([run(1.0, [window(20.0)], num_shards=3)])
+    assert figures is not None
+    assert (figures["draft_pass_ms"], figures["kinds"]["all"]["ideal_ms"]) == (6.0, 30.0)
 
 
 def test_parts_are_of_the_middle_half_and_add_up() -> None:

@@ -86,6 +86,12 @@ def test_a_cancelled_chunk_over_the_same_positions_is_not_taken_for_the_judged_o
     assert window.target_ms == 11
 
 
+def test_the_next_chunk_may_be_in_stage_0_before_the_judged_one_is_in_stage_1() -> None:
+    following = rank((T, 19, 19.9, "[9, 13)"))
+    (window,) = windows([with_first_pass([*FIRST, *following]), LAST], 2)
+    assert window.target_ms == 11
+
+
 def test_a_chunk_that_entered_before_the_window_counts_in_full_but_only_its_rest_is_on_the_path() -> None:
     early = rank((T, 4, 9, "[5, 9)"), (M, 9, 9.5), (W, 9.5, 40))
     (window,) = windows([with_first_pass(early), LAST], 2)

@@ -57,15 +57,26 @@ def test_where_something_was_not_measured_nothing_changes(target_ns: list[int], 
 
 @given(st.lists(st.integers(1, 10**10), min_size=4, max_size=4), st.integers(1, 10**10))
 def test_the_length_is_exact_to_a_tick_and_never_zero(target_ns: list[int], draft_ns: int) -> None:
-    ticks = measured_pass_ticks(target_ns, [0, 0, 0, draft_ns], [LAST], 4)
+    """On a rank of the draft's own; see below for a rank that it shares."""
+    ticks = measured_pass_ticks([*target_ns, 0], [0, 0, 0, 0, draft_ns], [(Shard(4, 0, 2),)], 4)
     exact = Fraction(draft_ns * 4, sum(target_ns)) * TICKS
     assert ticks >= 1
     assert ticks == 1 or exact - 1 < ticks <= exact
 
 
+@pytest.mark.parametrize(
+    ("measured", "fitted"), [(0.506, 0.5), (0.5, 0.5), (0.55, 0.55), (1.04, 1.0), (0.49, 0.49), (2.05, 2.0), (0.34, 1 / 3)]
+)
+def test_a_pass_that_nearly_fits_into_a_slot_is_taken_to_fit(measured: float, fitted: float) -> None:
+    ticks = measured_pass_ticks([1000 * MS] * 4, [0, 0, 0, int(measured * 1000 * MS)], [LAST], 4)
+    assert slots(ticks) == pytest.approx(fitted, abs=2 / TICKS)
+    alone = measured_pass_ticks([1000 * MS] * 4, [0, 0, 0, 0, int(measured * 1000 * MS)], [(Shard(4, 0, 2),)], 4)
+    assert slots(alone) == pytest.approx(measured, abs=2 / TICKS), "on a rank of its own nothing needs to fit"
+
+
 @given(st.integers(1, 200_000), st.integers(1, 16))
 def test_a_long_prompt_is_cut_so_that_every_stage_has_a_piece(prompt_len: int, num_stages: int) -> None:
-    piece = prefill_piece(prompt_len, num_stages)
+    piece = prefill_piece(prompt_len, num_stages, 128)
     if num_stages == 1 or prompt_len < 256:
         assert piece == 0, "nothing would overlap, or a pass over a piece costs as much as one over the whole"
         return

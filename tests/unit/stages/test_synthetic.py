@@ -94,6 +94,7 @@ def test_a_number_depends_on_its_place_alone_also_across_chunks_and_types() -> N
     assert torch.equal(exact[:8], short.materialize(..., CPU, torch.float32))
     assert torch.equal(long.materialize(..., CPU, torch.bfloat16), exact.to(torch.bfloat16))
     assert exact[-2:].std() > 0.05
+    assert not torch.equal(exact[-2:], exact[:2])
 
 
 def test_the_first_numbers_are_these() -> None:
