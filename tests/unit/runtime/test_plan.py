@@ -42,7 +42,7 @@ def test_the_lines_say_where_everything_is(word_pair: ModelPair) -> None:
         ({"strategy": "ar"}, "ar, 2 stages"),
         ({"placement": "single", "gamma": 2}, "pearl, placement single, F = 1, p = 2, gamma 2 (given)"),
         ({"strategy": "sd", "gamma": 5}, "sd, placement sd, F = 1, p = 2, gamma 5"),
-        ({"gamma": 5, "no_pre_verify": True}, "pearl, placement hop, F = 1, p = 2, gamma 5, hand-off ship"),
+        ({"gamma": 5, "no_pre_verify": True}, "pearl, placement hop, F = 1, p = 2, gamma 5, hand-off catchup"),
     ],
 )
 def test_the_pace_of_each_strategy(options: dict, strategy: str, word_pair: ModelPair) -> None:
