@@ -71,9 +71,7 @@ def sampled_overlap(target: Any, draft: Any, tokenizer: Any, seed: int = 0) -> f
         torch.manual_seed(seed)
         for text in builtin.prompts():
             prompt = tokenizer(text, return_tensors="pt").input_ids
-            ids = target.generate(
-                prompt, max_new_tokens=_NUM_NEW_TOKENS, do_sample=True, temperature=1.0, top_k=0
-            )
+            ids = target.generate(prompt, max_new_tokens=_NUM_NEW_TOKENS, do_sample=True, temperature=1.0, top_k=0)
             rows = slice(prompt.shape[1] - 1, ids.shape[1] - 1)
             overlaps.append(_overlap(target(ids).logits[0, rows], draft(ids).logits[0, rows]))
     return sum(overlaps) / len(overlaps)
@@ -87,9 +85,7 @@ def _agreement(target_logits: Tensor, draft_logits: Tensor) -> float:
     return (target_logits.argmax(-1) == draft_logits.argmax(-1)).float().mean().item()
 
 
-def pass_times_ms(
-    models: dict[str, Any], num_tokens: int, rounds: int = 40
-) -> dict[str, tuple[float, float]]:
+def pass_times_ms(models: dict[str, Any], num_tokens: int, rounds: int = 40) -> dict[str, tuple[float, float]]:
     """Median and tenth percentile, in ms, of a pass over `num_tokens` tokens; the models take turns."""
     caches = {name: DynamicCache() for name in models}
     # The argument's name changed between transformers releases.
@@ -112,8 +108,7 @@ def measure(target_dir: Path, draft_dir: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(target_dir)
     target, draft = (
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        for folder in (target_dir, draft_dir)
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for folder in (target_dir, draft_dir)
     )
     stream = corpus.encode(tokenizer.backend_tokenizer, corpus.collect().held_out)
     with torch.inference_mode():

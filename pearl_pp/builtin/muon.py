@@ -29,9 +29,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonal steps, decoupled weight decay; for two-dimensional parameters."""
 
-    def __init__(
-        self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.01
-    ) -> None:
+    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.01) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -43,9 +41,7 @@ class Muon(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     by_shape[parameter.shape].append(parameter)
             for shape, parameters in by_shape.items():
-                updates = orthogonalize(
-                    torch.stack([self._direction(p, group["momentum"]) for p in parameters])
-                )
+                updates = orthogonalize(torch.stack([self._direction(p, group["momentum"]) for p in parameters]))
                 scale = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
                 for parameter, update in zip(parameters, updates, strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-scale)

@@ -68,9 +68,7 @@ class Windows:
         num_windows = (len(self.tokens) - 1) // self.length
         per_epoch = num_windows // self.rows
         if per_epoch == 0:
-            raise ValueError(
-                f"{len(self.tokens)} tokens are too few for {self.rows} windows of {self.length}"
-            )
+            raise ValueError(f"{len(self.tokens)} tokens are too few for {self.rows} windows of {self.length}")
         epoch, place = divmod(step, per_epoch)
         order = torch.randperm(num_windows, generator=torch.Generator().manual_seed(self.seed + epoch))
         starts = order[place * self.rows : (place + 1) * self.rows] * self.length
@@ -259,9 +257,7 @@ DRAFT_PHASES = (Phase(2044, muon_lr=0.02, adamw_lr=3e-3), Phase(1221, muon_lr=0.
 
 def main() -> None:
     """Command line: --out, --steps, --draft-steps, --seed, --checkpoint-every."""
-    parser = argparse.ArgumentParser(
-        description="Train a small target and its draft on the standard library."
-    )
+    parser = argparse.ArgumentParser(description="Train a small target and its draft on the standard library.")
     parser.add_argument("--out", type=Path, required=True, help="folder for target/, draft/ and checkpoints/")
     parser.add_argument("--steps", type=int, default=TARGET_PHASE.num_steps, help="of the target")
     parser.add_argument("--draft-steps", type=int, nargs=2, default=[p.num_steps for p in DRAFT_PHASES])
@@ -270,9 +266,7 @@ def main() -> None:
     options = parser.parse_args()
     phases = [
         Phase(steps, phase.muon_lr, phase.adamw_lr)
-        for steps, phase in zip(
-            [options.steps, *options.draft_steps], [TARGET_PHASE, *DRAFT_PHASES], strict=True
-        )
+        for steps, phase in zip([options.steps, *options.draft_steps], [TARGET_PHASE, *DRAFT_PHASES], strict=True)
     ]
     make_pair(
         options.out,

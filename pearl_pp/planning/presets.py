@@ -89,7 +89,7 @@ _WITHOUT_PLACEMENT = {"ar": _no_draft, "sd": _first_rank}
 
 
 def default_interval(num_stages: int) -> int:
-    """p of `pipelined` where the user names none: a chunk every other slot, so that a stage's rank is free in between."""
+    """p of `pipelined` where the user names none: a chunk every other slot, and each rank is free in between."""
     return min(2, num_stages)
 
 

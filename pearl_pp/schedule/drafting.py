@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from pearl_pp.schedule.placement import Replica
@@ -31,7 +32,7 @@ def split_pass(replica: Replica, pass_ticks: int) -> tuple[int, ...]:
     for shard in replica:
         done += shard.num_layers
         bounds.append(pass_ticks * done // num_layers)
-    return tuple(max(1, b - a) for a, b in zip(bounds, bounds[1:], strict=False))
+    return tuple(max(1, b - a) for a, b in pairwise(bounds))
 
 
 class Occupancy:

@@ -47,7 +47,7 @@ class Draft(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """`src` sends positions [start, end) of `kind` to `dst`; `replica`, `source_replica` and layers where they matter."""
+    """`src` sends positions [start, end) of `kind` to `dst`; replicas and layers where they matter."""
 
     kind: Kind
     src: int

@@ -1,4 +1,4 @@
-"""What a window sequence starts from and what its slots leave behind. Positions are relative to the committed length."""
+"""What a window sequence starts from and what its slots leave behind, relative to the committed length."""
 
 from __future__ import annotations
 

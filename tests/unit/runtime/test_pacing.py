@@ -65,7 +65,8 @@ def test_the_length_is_exact_to_a_tick_and_never_zero(target_ns: list[int], draf
 
 
 @pytest.mark.parametrize(
-    ("measured", "fitted"), [(0.506, 0.5), (0.5, 0.5), (0.55, 0.55), (1.04, 1.0), (0.49, 0.49), (2.05, 2.0), (0.34, 1 / 3)]
+    ("measured", "fitted"),
+    [(0.506, 0.5), (0.5, 0.5), (0.55, 0.55), (1.04, 1.0), (0.49, 0.49), (2.05, 2.0), (0.34, 1 / 3)],
 )
 def test_a_pass_that_nearly_fits_into_a_slot_is_taken_to_fit(measured: float, fitted: float) -> None:
     ticks = measured_pass_ticks([1000 * MS] * 4, [0, 0, 0, int(measured * 1000 * MS)], [LAST], 4)
