@@ -7,6 +7,7 @@ all the same (both sides sent and posted it by the same rule) and thrown away.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -43,22 +44,19 @@ class Mailbox:
         queue = self._queues.pop((kind, replica), deque())
         return [(arrival.transfer, arrival.pending.wait()) for arrival in queue]
 
-    def set_aside(self, receives: list[Pending]) -> None:
-        """Receives that lost their use; they are waited for when the request ends."""
-        self._dropped.extend(receives)
-
-    def drop_all(self) -> None:
-        """After a restart nothing on its way is of use."""
-        for queue in self._queues.values():
-            self.set_aside([arrival.pending for arrival in queue])
+    def drop_all(self, others: Sequence[Pending] = ()) -> None:
+        """After a restart nothing on its way is of use, nor are `others`; the next restart, or the request's end,
+        receives it. What the restart before dropped has arrived long since.
+        """
+        for pending in self._dropped:
+            pending.wait()
+        self._dropped = [*others, *(arrival.pending for queue in self._queues.values() for arrival in queue)]
         self._queues.clear()
 
     def drain(self) -> None:
         """Receives everything that was dropped, so that the next request starts with empty wires."""
         self.drop_all()
-        for pending in self._dropped:
-            pending.wait()
-        self._dropped.clear()
+        self.drop_all()
 
 
 class TokenTape:

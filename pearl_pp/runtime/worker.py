@@ -28,6 +28,7 @@ from pearl_pp.schedule.schedule import Schedule
 from pearl_pp.stages.rank_module import RankModule
 from pearl_pp.telemetry import Activity, Recorder
 from pearl_pp.transport.base import Channel, Transport
+from pearl_pp.transport.point_to_point import Completed
 
 OnVerdict = Callable[[SlotGenerator, Verdict], None]
 
@@ -143,7 +144,8 @@ class Worker:
     def _transfer(self, transfer: Transfer) -> None:
         with self._recorder.measure(Activity.MOVE):
             if transfer.src == transfer.dst:
-                self._write_entries(transfer, self._payload(transfer))
+                # In line with entries from other ranks: layers are written in the order in which they are handed over.
+                self._mailbox.post(transfer, Completed(self._payload(transfer)))
             elif transfer.src == self.rank:
                 self._transport.isend(self._wiring.channel(transfer.kind), transfer.dst, self._payload(transfer))
             else:
@@ -181,12 +183,9 @@ class Worker:
     def _import_entries(self, replica: int) -> None:
         """Hand-off: entries that another replica computed take their place in this rank's shard."""
         for transfer, entries in self._mailbox.take_all(Kind.KV, replica):
-            self._write_entries(transfer, entries)
-
-    def _write_entries(self, transfer: Transfer, entries: torch.Tensor) -> None:
-        cache = self._module.shards[transfer.replica].cache
-        cache.cut(min(cache.length, transfer.start))
-        cache.import_range(transfer.layer_start, transfer.layer_end, transfer.start, entries)
+            cache = self._module.shards[replica].cache
+            cache.cut(min(cache.length, transfer.start))
+            cache.import_range(transfer.layer_start, transfer.layer_end, transfer.start, entries)
 
     # -- verdicts
 
@@ -224,12 +223,12 @@ class Worker:
         position = self._generator.state.committed
         self._generator.apply(verdict)
         ends = verdict.restarts or verdict.stop != 0
-        self._mailbox.set_aside(self._tape.commit(position, verdict.token_ids, ends))
+        useless = self._tape.commit(position, verdict.token_ids, ends)
         if ends:
             # Entries handed over are part of the state that the generator counts on; all else is dropped.
             for replica in self._module.shards:
                 self._import_entries(replica)
-            self._mailbox.drop_all()
+            self._mailbox.drop_all(useless)
             self._drafter.restart()
             for stage in self._module.stages:
                 stage.cache.cut(min(stage.cache.length, self._generator.state.committed - 1))

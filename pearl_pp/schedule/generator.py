@@ -51,7 +51,7 @@ class _Window:
             self._verdict_is_due = False
 
 
-class _Memory:
+class _WindowCache:
     """Windows already generated, for all requests of the process; its ranks may be threads."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class _Memory:
             return self._windows[key]
 
 
-_MEMORY = _Memory()
+_WINDOWS = _WindowCache()
 
 
 @dataclass
@@ -125,7 +125,7 @@ class SlotGenerator:
             raise RuntimeError("a verdict is due before the next slot")
         slot = self._window.slot(self._number)
         if self._horizon is not None and slot.reach >= self._horizon:
-            self._leave_memory()
+            self._leave_cache()
             slot = self._window.slot(self._number)
         plan = SlotPlan(self._num_slots, self._number, self._base, slot)
         self._num_slots += 1
@@ -143,7 +143,7 @@ class SlotGenerator:
         self.state.stop = verdict.stop
         if verdict.pass_ticks:
             if not (self.finished or verdict.restarts):  # what has been generated keeps its pace
-                self._leave_memory()
+                self._leave_cache()
                 self._window.go_on()
                 self._window.generator.set_pace(self.schedule.with_pass_ticks(verdict.pass_ticks))
             self.schedule = self.schedule.with_pass_ticks(verdict.pass_ticks)
@@ -183,9 +183,9 @@ class SlotGenerator:
             return
         near = self._start._replace(remaining=min(remaining, HORIZON), draftable=min(self._start.draftable, HORIZON))
         self._horizon = None if near == self._start else HORIZON
-        self._window = _MEMORY.window(self.schedule, near)
+        self._window = _WINDOWS.window(self.schedule, near)
 
-    def _leave_memory(self) -> None:
+    def _leave_cache(self) -> None:
         """Generates this window for itself, up to where it is: its end is in sight, or its pace changes."""
         if not self._is_remembered:
             return

@@ -222,7 +222,7 @@ class WindowGenerator:
     def _prefill_idle_replicas(self, slot: int) -> None:
         """A replica not yet used reads the prompt on a rank that is idle for this whole slot, shard after shard."""
         due = self._prefill.due()
-        if not due:
+        if not due or self.state.draft_end <= self._base:  # a draft that can guess nothing need not read anything
             return
         occupancy = Occupancy(self.schedule.num_stages, [c.entry_slot for c in self.state.in_flight], self._parts)
         for index, shard_number in due:

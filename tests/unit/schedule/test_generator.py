@@ -30,6 +30,7 @@ class SymbolicRanks:
         self.wires: dict[tuple[int, int], deque] = defaultdict(deque)
         self.output: dict[tuple, tuple[int, int]] = {}
         self.drafted: set[int] = set()
+        self.handed: list[tuple[Transfer, int]] = []
         self.slot_work: dict[int, list] = {}
 
     def execute(self, plan) -> None:
@@ -52,6 +53,7 @@ class SymbolicRanks:
     def do_Draft(self, draft: Draft) -> None:
         self.slot_work[draft.rank].append(draft)
         replica = self.schedule.replicas[draft.replica]
+        self.import_entries(draft.replica)
         assert replica[draft.shard].rank == draft.rank
         assert self.draft_kv[draft.replica, draft.shard] >= draft.start, "a shard has all before what it is fed"
         assert draft.start < draft.end, "a pass feeds something"
@@ -88,9 +90,16 @@ class SymbolicRanks:
         (dst,) = [j for j, s in enumerate(self.schedule.replicas[t.replica]) if s.rank == t.dst]
         assert self.draft_kv[t.source_replica, src] >= t.end, "the source has what it ships"
         assert self.draft_kv[t.replica, dst] >= t.start, "and the destination all before it"
-        shard = self.schedule.replicas[t.replica][dst]
-        if t.layer_end == shard.end:
-            self.draft_kv[t.replica, dst] = t.end
+        self.handed.append((t, dst))
+
+    def import_entries(self, replica: int) -> None:
+        """What was handed over is written before the replica's next pass, in the order of the messages."""
+        for t, dst in [entry for entry in self.handed if entry[0].replica == replica]:
+            held = self.draft_kv[replica, dst] = min(self.draft_kv[replica, dst], t.start)
+            assert held == t.start, "entries follow those that are held"
+            if t.layer_end == self.schedule.replicas[replica][dst].end:
+                self.draft_kv[replica, dst] = t.end
+        self.handed = [entry for entry in self.handed if entry[0].replica != replica]
 
     def do_Verify(self, verify: Verify) -> None:
         assert self.tokens[verify.rank] >= verify.first + verify.num_drafted
@@ -104,6 +113,8 @@ class SymbolicRanks:
 
     def apply(self, verdict: Verdict, generator: SlotGenerator) -> None:
         state = generator.state
+        for replica in range(len(self.schedule.replicas)):
+            self.import_entries(replica)
         if verdict.outcome is not Outcome.ACCEPTED or verdict.stop:
             kept = state.committed - 1
             self.target_kv = [min(length, kept) for length in self.target_kv]
@@ -200,7 +211,7 @@ def test_remembered_windows_are_those_generated_anew(
     remembered = [p for p, _ in play(SlotGenerator(schedule, prompt_len, total, draft_end), judge)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generator_module, "HORIZON", 10**9)
-        patch.setattr(generator_module, "_MEMORY", generator_module._Memory())
+        patch.setattr(generator_module, "_WINDOWS", generator_module._WindowCache())
         anew = [p for p, _ in play(SlotGenerator(schedule, prompt_len, total, draft_end), judge)]
     assert [p.instructions for p in remembered] == [p.instructions for p in anew]
 
