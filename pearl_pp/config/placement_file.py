@@ -1,4 +1,4 @@
-"""A placement written by hand: the YAML file, read and checked (DESIGN: a placement as a file)."""
+"""A placement written by hand: the YAML file, read and checked (DESIGN section 6)."""
 
 from typing import Annotated
 
@@ -24,9 +24,9 @@ Replicas = tuple[tuple[ShardEntry, ...], ...]
 
 
 class PlacementFile(BaseModel):
-    """What a placement file says; whether it fits the models and the ranks is the planner's to check.
+    """What a placement file says; whether it fits the models and the ranks is for planning to check.
 
-    The placement in a run's record has the same keys: it can be copied into a file.
+    `plan.placement` in a run's record has the same keys: it can be copied into a file.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

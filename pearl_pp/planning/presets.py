@@ -95,7 +95,7 @@ def default_interval(num_stages: int) -> int:
 
 def default_fill(num_stages: int) -> int:
     """F of `pipelined` where the user names none: the pipeline is filled, but for three stages, where it costs more
-    draft time than it gains at the usual acceptance (DESIGN section 4).
+    draft time than it gains at the usual acceptance (simulated, c = 8).
     """
     return {1: 1, 2: 2, 3: 1}.get(num_stages, num_stages - 1)
 
@@ -137,7 +137,8 @@ def _from_file(config: RunConfig, num_ranks: int, target_layers: int, draft_laye
     content = read_placement_file(path)
     num_stages = len(content.target)
     target = config.layer_split or content.target
-    target = checked_split(target, target_layers, num_stages, f"--placement {path} target")
+    blamed = "--layer-split" if config.layer_split else f"--placement {path} target"
+    target = checked_split(target, target_layers, num_stages, blamed)
     replicas = tuple(
         tuple(Shard(entry.rank, *entry.layers) for entry in replica)
         for replica in (content.replicas if config.strategy != "ar" else ())

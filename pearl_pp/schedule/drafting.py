@@ -37,11 +37,11 @@ def split_pass(replica: Replica, pass_ticks: int) -> tuple[int, ...]:
 
 class Occupancy:
     """Which ranks hold a chunk or a draft part at which time. Rebuilt for every pass: exact, because while one
-    pass runs nothing else is drafted, so at most one more chunk can enter.
+    pass runs nothing else is drafted, so what can enter (pieces of the prompt, at most one window) is known.
 
     Args:
         num_stages: N; higher ranks hold no stage and are always free of chunks.
-        entries: entry slots of the chunks in flight and, if there is something to feed, of the next one.
+        entries: entry slots of the chunks in flight and of those that will enter.
         parts: (rank, start, finish) of draft parts already placed.
     """
 

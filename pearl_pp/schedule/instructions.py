@@ -65,7 +65,7 @@ class Transfer(NamedTuple):
 
 
 class Verify(NamedTuple):
-    """The last stage judges positions `first` .. `first + num_drafted` (the last one a bonus row if `bonus`)."""
+    """The last stage judges `num_drafted` positions from `first` on; `bonus`: one more row gives a token."""
 
     rank: int
     first: int

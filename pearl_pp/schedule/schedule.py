@@ -85,8 +85,6 @@ def speculative(
         placement: replicas, F, p and the hand-off.
         gamma: tokens drafted in p slots; for `sd` tokens per round.
     """
-    # Where the target waits for the whole draft, slots do not divide the drafting: the round is drafted in slot 0.
-    interval = placement.verify_interval if pre_verify else 1
     schedule = Schedule(
         placement.num_stages,
         placement.replicas,
@@ -98,5 +96,6 @@ def speculative(
         sends_probs=sends_probs,
     )
     if not pre_verify and not post_verify:
-        return replace(schedule, pass_ticks=max(1, interval * TICKS // gamma))
+        # The target waits for the whole draft, so slots do not divide the drafting: the round is drafted in slot 0.
+        return replace(schedule, pass_ticks=max(1, TICKS // gamma))
     return schedule.with_pass_ticks(placement.verify_interval * TICKS // gamma)
