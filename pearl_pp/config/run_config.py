@@ -125,10 +125,22 @@ class RunConfig(SamplingParams):
             ("--draft", self.draft, self.draft is not None, "the profile takes the draft's place"),
             ("--device", self.device, self.device == "cuda", "nothing is computed"),
             ("--logprobs", None, self.logprobs, "there are no probabilities"),
+            ("--trust-remote-code", None, self.trust_remote_code, "there is no model to bring code"),
+            *self._given("nothing is computed", "dtype", "gpu_memory_utilization"),
+            *self._given("there are no logits", "top_k", "top_p", "min_p", "repetition_penalty"),
         ):
             if is_refused:
                 raise UserError(option, value, f"with --emulate {reason}; leave it out")
         return self
+
+    def _given(self, reason: str, *names: str) -> list[tuple[str, object, bool, str]]:
+        """Rows for `_emulation_has_no_models` of options that must keep their defaults."""
+        rows = []
+        for name in names:
+            value = getattr(self, name)
+            is_changed = value != type(self).model_fields[name].default
+            rows.append((f"--{name.replace('_', '-')}", value, is_changed, reason))
+        return rows
 
     @property
     def mode(self) -> str:

@@ -20,6 +20,7 @@ EXIT_INTERRUPTED = 130
 
 # Seconds that a rank waits before it speaks. All ranks must be gone in 30 s.
 BEHIND_RANK_0 = 10.0
+BEHIND_CAUSE = 15.0  # where a peer is missed: longer than a rank with a mistake of its own waits for rank 0
 BEHIND_LOWER_RANK = 0.5
 AFTER_INTERRUPT = 5.0
 
@@ -36,7 +37,7 @@ def report_user_error(error: UserError, rank: int) -> int:
 
 def report_failure(error: BaseException, rank: int) -> int:
     """Print the first failure of the run with its rank and traceback. Returns the exit code."""
-    time.sleep(rank * BEHIND_LOWER_RANK + (BEHIND_RANK_0 if _comes_from_a_peer(error) else 0.0))
+    time.sleep(rank * BEHIND_LOWER_RANK + (BEHIND_CAUSE if _comes_from_a_peer(error) else 0.0))
     _say(f"error: rank {rank} failed\n" + "".join(traceback.format_exception(error)).rstrip())
     return EXIT_FAILED
 
@@ -72,9 +73,10 @@ def watch_for_interrupt() -> None:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def watch() -> None:
-        number = os.read(reader, 1)[0]
+        while os.read(reader, 1)[0] != signal.SIGINT:
+            pass  # every signal that has a handler of Python's is written here
         time.sleep(AFTER_INTERRUPT)
-        os._exit(128 + number)
+        os._exit(EXIT_INTERRUPTED)
 
     threading.Thread(target=watch, name="interrupt", daemon=True).start()
 

@@ -12,6 +12,7 @@ import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,8 @@ class Bench:
         return {"emulate": str(path), "seed": SEED, **row.options}
 
     def emulate(self, row: Row) -> EmulatedRun:
-        if row.num_ranks not in self._groups:
+        group = self._groups.get(row.num_ranks)
+        if group is None or group.closed:
             self._groups[row.num_ranks] = RankGroup(row.num_ranks)
         return self._groups[row.num_ranks].run(self.options(row), self._num_tokens, PROMPT_LEN, _exact(row))
 
@@ -149,7 +151,7 @@ class Bench:
 
     def close(self) -> None:
         for group in self._groups.values():
-            group.__exit__()
+            group.close()
 
 
 def _exact(row: Row) -> bool:
@@ -159,8 +161,9 @@ def _exact(row: Row) -> bool:
 def measure(rows: list[Row], num_tokens: int, rounds: int) -> None:
     """Runs all rows `rounds` times and prints the table."""
     runs: dict[str, list[EmulatedRun]] = defaultdict(list)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         bench = Bench(Path(folder), num_tokens)
+        stack.callback(bench.close)
         message_s = {n: bench.message_s(n) for n in sorted({row.num_ranks for row in rows})}
         for number in range(rounds):
             for row in rows:
@@ -171,7 +174,6 @@ def measure(rows: list[Row], num_tokens: int, rounds: int) -> None:
         for num_ranks, seconds in message_s.items():
             print(f"emulated plain decoding, {num_ranks} ranks: {seconds * 1e3:.3f} ms a message")
         print_table(rows, bench, runs, message_s)
-        bench.close()
 
 
 def print_table(rows: list[Row], bench: Bench, runs: dict[str, list[EmulatedRun]], message_s: dict[int, float]) -> None:

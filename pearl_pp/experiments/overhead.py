@@ -67,7 +67,8 @@ class Configuration:
 def configurations(settings: Settings) -> list[Configuration]:
     """The placement asked for and `dedicated` with every gamma, and the target alone."""
     config, num_ranks = settings.config, settings.num_ranks
-    first = settings.gammas[0]
+    # A group of ranks starts with one gamma; only with `auto` does it measure t and T as it does.
+    first = "auto" if "auto" in settings.gammas else settings.gammas[0]
     shared = {"placement": "auto", "gamma": first, "fill": "auto", "verify_interval": "auto", "handoff": "auto"}
     plain = {"no_pre_verify": False, "no_post_verify": False}
     placement = "hop" if config.placement == "auto" else config.placement

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist  # noqa: TID251 (a store for the ranks to meet at, sends nothing)
@@ -25,7 +25,7 @@ from pearl_pp.runtime.rank_engine import RankEngine
 from pearl_pp.runtime.request import Prompt
 from pearl_pp.schedule.schedule import TICKS
 from pearl_pp.telemetry import Activity, Recorder
-from pearl_pp.transport.base import Transport
+from pearl_pp.transport.base import Transport, TransportError
 from pearl_pp.transport.torch_distributed import connect
 
 
@@ -87,17 +87,25 @@ class RankGroup:
             self._processes.append(process)
 
     def run(self, options: Mapping[str, Any], num_tokens: int, prompt_len: int, exact_pace: bool) -> EmulatedRun:
-        """One request under `options`; raises RuntimeError with the traceback of a rank that failed.
+        """One request under `options`.
+
+        Raises RuntimeError with the traceback of the first rank that failed; the group is ended then, for its
+        ranks cannot meet again.
 
         exact_pace: draft passes are scheduled as long as the profile says, whatever gamma is.
         """
         job = pickle.dumps((dict(options), num_tokens, prompt_len, exact_pace))
-        for pipe in self._pipes:
-            pipe.send_bytes(job)
-        answers = [pickle.loads(pipe.recv_bytes()) for pipe in self._pipes]
-        for answer in answers:
-            if isinstance(answer, str):
-                raise RuntimeError(answer)
+        try:
+            for pipe in self._pipes:
+                pipe.send_bytes(job)
+            answers = [pickle.loads(pipe.recv_bytes()) for pipe in self._pipes]
+        except BaseException:
+            self.close()
+            raise
+        failures = [answer for answer in answers if isinstance(answer, _Failure)]
+        if failures:
+            self.close()
+            raise RuntimeError(min(failures).trace)
         overhead, overrun = (max(answer[i] for answer in answers) for i in (1, 2))
         return EmulatedRun(answers[0][0], num_tokens, overhead, overrun)
 
@@ -105,10 +113,29 @@ class RankGroup:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the ranks. More than once does nothing more."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
             process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes, self._pipes = [], []
+
+    @property
+    def closed(self) -> bool:
+        return not self._processes
+
+
+class _Failure(NamedTuple):
+    """What ended a rank; the cause sorts before failures that only follow from it."""
+
+    is_consequence: bool
+    time: float
+    trace: str
 
 
 def _serve(pipe: Connection, environment: dict[str, str]) -> None:
@@ -123,8 +150,12 @@ def _serve(pipe: Connection, environment: dict[str, str]) -> None:
         try:
             transport = transport or connect("cpu")
             answer: object = _run(transport, *job)
-        except Exception:
-            answer = traceback.format_exc()
+        except Exception as error:
+            failed = _Failure(isinstance(error, TransportError), time.monotonic(), traceback.format_exc())
+            if transport is not None:
+                transport.abort(repr(error))  # the other ranks would wait for this one until their time is up
+            pipe.send_bytes(pickle.dumps(failed))
+            return
         pipe.send_bytes(pickle.dumps(answer))
 
 

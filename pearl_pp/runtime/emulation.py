@@ -14,6 +14,7 @@ from pearl_pp.decoding.emulated import EmulatedRule
 from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.decoding.verification import VerificationRule, make_rule
 from pearl_pp.errors import UserError
+from pearl_pp.planning.memory import GB, ModelBytes
 from pearl_pp.planning.presets import resolve_placement
 from pearl_pp.runtime.pair import BuildStage, ModelPair, OnBytes, Source
 from pearl_pp.runtime.vocabulary import Vocabulary, load_tokenizer
@@ -49,6 +50,24 @@ class EmulatedPair(ModelPair):
     def notes(self) -> list[str]:
         return [f"{self.profile.name}: passes sleep for the profile's time, acceptance {self.profile.acceptance:g}"]
 
+    def model_bytes(self, source: Source) -> ModelBytes:
+        model = self._profile_of(source)
+        weights = int((model.weights_gb or 0.0) * GB / model.num_layers)
+        # The profile's weights are those of the ends too; they count with the layers.
+        no_ends = {(is_first, is_last): 0 for is_first in (False, True) for is_last in (False, True)}
+        return ModelBytes((weights,) * model.num_layers, no_ends, model.kv_bytes_per_layer)
+
+    @property
+    def memory_gb(self) -> tuple[float, ...] | None:
+        """Of the profile's ranks, where it says too what has to fit."""
+        sources = (self.target, self.draft)
+        if any(source and self._profile_of(source).weights_gb is None for source in sources):
+            return None
+        return self.profile.ranks.memory_gb
+
+    def _profile_of(self, source: Source) -> ModelProfile:
+        return self.profile.target if source is self.target else self.profile.draft
+
     def linked(self, transport: Transport) -> Transport:
         return DelayedTransport(transport, self.profile.link_s)
 
@@ -58,7 +77,7 @@ class EmulatedPair(ModelPair):
         def build(source: Source, start: int, end: int, progress: OnBytes) -> SleepingStage:
             assert isinstance(source, SleepingSource)
             is_target = source is self.target
-            model = self.profile.target if is_target else self.profile.draft
+            model = self._profile_of(source)
             pass_s = self.profile.target_pass_s if is_target else self.profile.draft_pass_s
             num_layers = end - start
             return SleepingStage(
@@ -67,7 +86,7 @@ class EmulatedPair(ModelPair):
                 end,
                 duration=lambda num_tokens: pass_s(rank, num_layers, num_tokens),
                 sleeper=sleeper,
-                weight_bytes=int((model.weights_gb or 0.0) * 1e9 * num_layers / model.num_layers),
+                weight_bytes=int((model.weights_gb or 0.0) * GB * num_layers / model.num_layers),
                 kv_bytes_per_layer=model.kv_bytes_per_layer,
             )
 

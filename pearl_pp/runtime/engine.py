@@ -20,7 +20,7 @@ from pearl_pp.errors import UserError
 from pearl_pp.messages import Verdict
 from pearl_pp.planning.presets import FIRST_GAMMA
 from pearl_pp.runtime import intake, memory
-from pearl_pp.runtime.loading import OnProgress, agree, load_rank, open_pair
+from pearl_pp.runtime.loading import OnProgress, agree, gather_notes, load_rank, open_pair
 from pearl_pp.runtime.metrics import empty_metrics, request_metrics
 from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.runtime.plan import Plan
@@ -66,23 +66,34 @@ class PearlPP:
         if config is not None and options:
             raise TypeError("give a RunConfig or options by name, not both")
         self.config = config or run_config(options)
-        torch.set_grad_enabled(False)
         self._owns_transport = transport is None
+        self._is_closed = False
         wires = transport or connect(self.config.run_device, self.config.timeout)
+        try:
+            self._set_up(wires, on_progress, keeps_events)
+        except BaseException as error:
+            if self._owns_transport:
+                wires.abort(repr(error))  # the other ranks need not wait for this one until their time is up
+            raise
+
+    def _set_up(self, wires: Transport, on_progress: OnProgress | None, keeps_events: bool) -> None:
         pair = open_pair(self.config, wires.world_size, wires.device)
         self._transport = pair.linked(wires)
         agree(self._transport, pair)
         self._warned: set[str] = set()
         if extra := pair.vocabulary.num_unshared:
             self._warn(f"{extra} tokens are in one tokenizer only; they are never accepted from the draft")
+        planned = pair.planned_bytes()
+        memory.check_memory(self._transport, self.config, pair, planned)
         module = load_rank(pair, self._transport, on_progress)
-        synchronize = torch.cuda.synchronize if self._transport.device.type == "cuda" else None
+        self._transport.barrier(timeout_s=_LOADING_S)
+        synchronize = _synchronize if self._transport.device.type == "cuda" else None
         self._recorder = Recorder(keeps_events or self.config.trace is not None, synchronize)
         self._rank_engine = RankEngine(self._transport, pair, module, self._recorder, self.config.verify)
         self._pair, self._module = pair, module
         schedule = make_schedule(self.config, pair)
-        planned = memory.gather_planned(self._transport, module, pair)
-        self.plan = Plan(pair, str(self._transport.device), schedule, planned, list(_notes(self.config, pair)))
+        notes = [*_notes(self.config, pair), *gather_notes(self._transport, module)]
+        self.plan = Plan(pair, str(self._transport.device), schedule, planned, notes)
         self._warm_up()
 
     @property
@@ -112,12 +123,23 @@ class PearlPP:
     def iterate(self, prompts: Sequence[Prompt], on_text: OnText | None = None) -> Iterator[RequestOutput]:
         """Answers prompts one by one. Collective: every rank must iterate; rank 0's prompts count.
 
+        Rank 0 may leave the loop early. A rank that leaves it before rank 0 works on until rank 0 is done.
+
         Args:
             on_text: called on rank 0 with (prompt number, new text) as text is verified.
         """
-        if self.rank != 0:
-            yield from iter(self._follow, None)
-            return
+        try:
+            yield from self._answers(prompts, on_text) if self.rank == 0 else iter(self._follow, None)
+        except GeneratorExit:
+            while self.rank != 0 and not self._is_closed and self._follow() is not None:
+                pass
+            if self.rank == 0 and not self._is_closed:
+                self._announce({})
+            raise
+        if self.rank == 0:
+            self._announce({})
+
+    def _answers(self, prompts: Sequence[Prompt], on_text: OnText | None) -> Iterator[RequestOutput]:
         for index, prompt in enumerate(prompts):
             shown = intake.prompt_text(prompt)
             try:
@@ -128,7 +150,6 @@ class PearlPP:
                 continue
             self._announce({"prompt": shown, "request": request.to_bytes().decode()})
             yield self._run(shown, request, None if on_text is None else lambda text, i=index: on_text(i, text))
-        self._announce({})
 
     def take_events(self) -> list[list[Event]] | None:
         """Collective: on rank 0 the events of every rank since the last call, if they are kept; None elsewhere."""
@@ -142,6 +163,7 @@ class PearlPP:
         """Collective: writes the trace and disconnects."""
         if self.config.trace is not None and (events := self.take_events()) is not None:
             write_chrome_trace(self.config.trace, events)
+        self._is_closed = True
         if self._owns_transport:
             self._transport.close()
 
@@ -226,6 +248,14 @@ class PearlPP:
 
 # How long a rank waits for rank 0's next prompt, which may come from a person.
 _IDLE_S = 24 * 3600.0
+
+# How long a rank waits for others that still read their weights: a large stage from a slow disk takes long.
+_LOADING_S = 3600.0
+
+
+def _synchronize() -> None:
+    """Waits for the passes that are being timed, not for messages on other streams."""
+    torch.cuda.current_stream().synchronize()
 
 
 def make_schedule(config: RunConfig, pair: ModelPair) -> Schedule:

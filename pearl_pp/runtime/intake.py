@@ -16,6 +16,9 @@ def make_request(prompt: Prompt, pair: ModelPair) -> Request:
     if prompt.error is not None:
         raise UserError("prompt", None, prompt.error)
     ids = _token_ids(prompt, pair)
+    if prompt.params.stop and pair.vocabulary.tokenizer is None:
+        reason = f"{pair.target.path} has no tokenizer, so there is no text to look for stop strings in"
+        raise UserError("--stop", list(prompt.params.stop), reason)
     if not ids:
         raise UserError("prompt", repr(prompt.text or ""), "is empty, and the tokenizer adds no token to start with")
     if bad := next((i for i in ids if not 0 <= i < pair.target.vocab_size), None):

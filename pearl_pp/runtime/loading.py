@@ -18,6 +18,7 @@ from pearl_pp.runtime.vocabulary import load_vocabulary
 from pearl_pp.stages.deepspeed_pipeline import pipeline_module
 from pearl_pp.stages.rank_module import AnyStage, RankModule
 from pearl_pp.stages.source import ModelSource, open_model
+from pearl_pp.stages.stage import Stage
 from pearl_pp.stages.synthetic import SyntheticSource, open_synthetic
 from pearl_pp.transport.base import Transport
 
@@ -98,6 +99,15 @@ def load_rank(pair: ModelPair, transport: Transport, on_progress: OnProgress | N
     return pipeline_module(
         transport.world_size, transport.rank, lambda rank: build_rank(pair, rank, transport.device, on_progress)
     )
+
+
+def gather_notes(transport: Transport, module: RankModule) -> list[str]:
+    """Collective: what every rank's stages have to say of themselves, on every rank."""
+    mine = any(isinstance(stage, Stage) and not stage.is_lean for stage in module.stages)
+    gathered = transport.gather_bytes(json.dumps(mine).encode(), dst=0)
+    everyone = None if gathered is None else json.dumps([json.loads(payload) for payload in gathered]).encode()
+    slow = json.loads(transport.broadcast_bytes(everyone, src=0))
+    return [f"rank {rank}: layers are run by the model's own forward" for rank, is_slow in enumerate(slow) if is_slow]
 
 
 def build_rank(pair: ModelPair, rank: int, device: torch.device, on_progress: OnProgress | None = None) -> RankModule:

@@ -11,6 +11,7 @@ import transformers
 
 from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.decoding.verification import VerificationRule, make_rule
+from pearl_pp.planning.memory import ModelBytes, count_bytes, planned_bytes
 from pearl_pp.runtime.vocabulary import Vocabulary
 from pearl_pp.runtime.wiring import Wiring
 from pearl_pp.schedule.placement import Placement
@@ -72,6 +73,21 @@ class ModelPair:
     def notes(self) -> list[str]:
         """What a user should know of these models, one line each."""
         return [self.target.note] if isinstance(self.target, SyntheticSource) else []
+
+    def planned_bytes(self) -> list[int]:
+        """Weights and KV entries at the longest sequence, of each rank, before anything is loaded."""
+        draft = None if self.draft is None else self.model_bytes(self.draft)
+        return planned_bytes(self.placement, self.model_bytes(self.target), draft, self.max_len)
+
+    def model_bytes(self, source: Source) -> ModelBytes:
+        """Sizes of the parts of the target or the draft."""
+        assert isinstance(source, ModelSource)
+        return count_bytes(source, self.dtype)
+
+    @property
+    def memory_gb(self) -> tuple[float, ...] | None:
+        """Memory of each rank in 10^9 bytes, where the pair's description says it."""
+        return None
 
     def linked(self, transport: Transport) -> Transport:
         """The transport that messages of this run travel on."""

@@ -41,8 +41,9 @@ class Plan:
         return lines + [f"note      {note}" for note in self.notes]
 
     def record(self) -> dict:
-        """As JSON: the placement file's keys, the pace and the planned bytes."""
-        return self.pair.placement.record() | {
+        """As JSON: under `placement` what a placement file holds, beside it the pace and the planned bytes."""
+        return {
+            "placement": self.pair.placement.record(),
             "strategy": self.pair.strategy,
             "dtype": str(self.pair.dtype).removeprefix("torch."),
             "device": self.device,

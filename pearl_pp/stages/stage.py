@@ -1,6 +1,5 @@
 """A stage: consecutive layers of a model on one device, with their KV cache."""
 
-import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -142,10 +141,14 @@ class Stage(nn.Module):
                 self.cache.length = start
                 rows, num_logits = inputs[:, start:end], end - start
                 expected = self._model_forward(rows, start, num_logits)
-                with contextlib.suppress(Exception):  # whatever a family's layers do not take
-                    if torch.equal(self._lean_forward(self._calls, rows, start, num_logits), expected):
-                        continue
-                self._calls = None
+                try:
+                    is_equal = torch.equal(self._lean_forward(self._calls, rows, start, num_logits), expected)
+                except torch.OutOfMemoryError:
+                    raise  # says nothing about the family
+                except Exception:  # whatever a family's layers do not take
+                    is_equal = False
+                if not is_equal:
+                    self._calls = None
 
     def _learn_calls(self, num_positions: int) -> LayerCalls | None:
         """Run the model's forward once with recorders in place of its layers, for num_positions or more."""
@@ -161,6 +164,8 @@ class Stage(nn.Module):
         hidden = torch.zeros(1, 2, self.hidden_size, dtype=self.dtype, device=self.device)
         try:
             return record_calls(layers, forward, hidden, num_positions, query_groups(self.model.config))
+        except torch.OutOfMemoryError:
+            raise
         except Exception:  # whatever a family's forward does not take; it stays in use as it is
             return None
         finally:

@@ -1,6 +1,7 @@
 """The tensor plane over NCCL: one rank per card, one communicator and one stream per channel."""
 
 import contextlib
+import os
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
@@ -17,6 +18,9 @@ TENSOR_CHANNELS = [channel for channel in Channel if channel is not Channel.CONT
 
 def over_nccl(control: GlooTransport, control_group: dist.ProcessGroup, timeout_s: float) -> NoticedTransport:
     """Collective: `control` for CONTROL, NCCL for the other channels. Each rank has a card of its own."""
+    # Every pair's first message would warn that all pairs of a group share one communicator and are serialised:
+    # that is wanted here, each channel has a group of its own.
+    os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
     groups: dict[Channel, dist.ProcessGroup] = {}
     for channel in TENSOR_CHANNELS:  # in the same order on every rank
         # With device_id the communicator is made now and serves all pairs; without it NCCL would make one for

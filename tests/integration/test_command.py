@@ -108,7 +108,7 @@ def test_the_record_has_the_documented_keys(good_run: GoodRun) -> None:
     assert all(request.keys() == REQUEST_KEYS for request in record["requests"])
     for metrics in [request["metrics"] for request in record["requests"]] + [record["totals"]]:
         assert metrics.keys() >= METRICS
-    assert {"target", "replicas", "fill", "verify_interval", "gamma", "handoff"} <= record["plan"].keys()
+    assert {"target", "replicas", "fill", "verify_interval", "gamma", "handoff"} <= record["plan"]["placement"].keys()
     assert {"pearl_pp", "torch", "transformers", "deepspeed"} <= record["versions"].keys()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import pytest
@@ -184,15 +184,16 @@ def message_s(path: str) -> float:
     return max(0.0, (seconds - cluster.pair.profile.target.pass_ms * 1e-3) / 4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "num_ranks"),
-    [({"placement": "hop", "gamma": 8}, 4), ({"placement": "pipelined", "verify_interval": 2, "gamma": 4}, 4)],
-)
-def test_emulated_and_simulated_speeds_agree(
-    options: dict, num_ranks: int, tmp_path: Path, best_of: Callable[..., float]
-) -> None:
-    """T = 40 ms: within 5 % of the simulator with the message cost of this machine."""
+SPEEDS = [
+    ({"placement": "hop", "gamma": 8}, 4),
+    ({"placement": "pipelined", "verify_interval": 2, "gamma": 4, "fill": 3}, 4),
+]
+
+
+@pytest.mark.slow(reason="slots of 10 ms: a loaded machine wakes ranks late by several of them")
+@pytest.mark.parametrize(("options", "num_ranks"), SPEEDS)
+def test_emulated_and_simulated_speeds_agree(options: dict, num_ranks: int, tmp_path: Path) -> None:
+    """T = 40 ms: the median of three within 7 % of the simulator with the message cost of this machine."""
     path = save_profile(tmp_path)
     cluster = Cluster(None, None, num_ranks, emulate=path, **options)
 
@@ -202,17 +203,16 @@ def test_emulated_and_simulated_speeds_agree(
         emulated = emulate(cluster, 60, seed=0)
         return (simulated.duration - simulated.verdicts[0][0]) / emulated.seconds
 
-    assert best_of(ratio, near=1.0) == pytest.approx(1.0, abs=0.05)
+    assert median(ratio() for _ in range(3)) == pytest.approx(1.0, abs=0.07)
 
 
-@pytest.fixture
-def best_of() -> Callable[..., float]:
-    """The nearest of up to three tries: other work on the machine makes an emulated run slower, never faster."""
-
-    def run(measure: Callable[[], float], near: float) -> float:
-        results: list[float] = []
-        while len(results) < 3 and not any(abs(result - near) < 0.05 for result in results):
-            results.append(measure())
-        return min(results, key=lambda result: abs(result - near))
-
-    return run
+@pytest.mark.parametrize(("options", "num_ranks"), SPEEDS)
+def test_an_emulated_run_takes_the_simulated_time_and_little_more(
+    options: dict, num_ranks: int, tmp_path: Path
+) -> None:
+    """T = 160 ms: slots of 40 ms, beside which late wake-ups are short. Sleeps are never too short, on any load."""
+    path = save_profile(tmp_path, target__pass_ms=160.0, draft__pass_ms=20.0)
+    cluster = Cluster(None, None, num_ranks, emulate=path, **options)
+    simulated = simulate(cluster, 0.7, 24, 0, Overheads())
+    free = simulated.duration - simulated.verdicts[0][0]
+    assert 0.99 * free < emulate(cluster, 24, seed=0).seconds < 1.25 * free

@@ -34,10 +34,13 @@ PLACEMENTS = {
     "sharded on four": (4, {"placement": "sharded", "gamma": 4}),
     "without pre-verify": (4, {"placement": "hop", "gamma": 4, "no_pre_verify": True}),
     "without post-verify": (4, {"placement": "hop", "gamma": 4, "no_post_verify": True}),
-    "pipelined p=2": (4, {"placement": "pipelined", "gamma": 2}),
+    "pipelined p=2": (4, {"placement": "pipelined", "gamma": 2, "fill": 1}),
     "pipelined F=3 p=2": (4, {"placement": "pipelined", "gamma": 2, "fill": 3}),
     "pipelined p=1": (4, {"placement": "single", "gamma": 1, "verify_interval": 1, "fill": 4}),
-    "pipelined p=3": (4, {"placement": "pipelined", "gamma": 3, "verify_interval": 3, "handoff": "catchup"}),
+    "pipelined p=3": (
+        4,
+        {"placement": "pipelined", "gamma": 3, "verify_interval": 3, "fill": 2, "handoff": "catchup"},
+    ),
 }
 SPECULATIVE = [name for name in PLACEMENTS if name != "ar"]
 
@@ -71,6 +74,54 @@ def test_greedy_text_is_the_oracles(name: str, pair: str, cluster_of: ClusterOf,
         assert metrics["acceptance_rate"] == {"self": 1.0, "anti": 0.0}.get(pair, metrics["acceptance_rate"])
         if pair == "noisy":
             assert 0 < metrics["acceptance_rate"] < 1, "the pair must exercise both outcomes"
+
+
+def patterns(num_ranks: int) -> list[tuple[int, dict]]:
+    """(N, options) of every entry pattern: `pipelined` where there is a second rank for it, else one replica."""
+    return [
+        (
+            num_ranks,
+            {
+                "placement": "pipelined" if interval > 1 else "single",
+                "verify_interval": interval,
+                "fill": fill,
+                "gamma": 2,
+            },
+        )
+        for interval in range(1, num_ranks + 1)
+        for fill in range(1, num_ranks + 1)
+    ]
+
+
+ENTRY_PATTERNS = {f"N={n} F={o['fill']} p={o['verify_interval']}": (n, o) for k in (2, 3, 4) for n, o in patterns(k)}
+
+
+@pytest.mark.case("C1", "C2")
+@pytest.mark.parametrize("name", ENTRY_PATTERNS)
+def test_every_entry_pattern_gives_the_oracles_text(name: str, cluster_of: ClusterOf, pair_of: PairOf) -> None:
+    num_ranks, options = ENTRY_PATTERNS[name]
+    cluster = cluster_of("noisy", num_ranks, **options)
+    num_replicas = len(cluster.pair.placement.replicas)
+    assert num_replicas == (2 if options["placement"] == "pipelined" else 1)
+    outcome = cluster.run(PROMPT, check_invariants, max_new_tokens=24, ignore_eos=True)
+    assert outcome.ids == oracle(pair_of("noisy", num_hidden_layers=4)[0], PROMPT, 24)
+    assert outcome.metrics["num_accepted_tokens"] > 0 and outcome.metrics["num_rejected_tokens"] > 0
+
+
+@pytest.mark.case("E1")
+@pytest.mark.parametrize("name", ENTRY_PATTERNS)
+def test_every_entry_pattern_ends_at_the_first_eos(name: str, cluster_of: ClusterOf, pair_of: PairOf) -> None:
+    num_ranks, options = ENTRY_PATTERNS[name]
+    cluster = cluster_of("noisy", num_ranks, **options)
+    text = oracle(pair_of("noisy", num_hidden_layers=4)[0], PROMPT, 24)
+    for place in range(2, 9):
+        object.__setattr__(cluster.pair.target, "eos_token_ids", frozenset({text[place]}))
+        try:
+            outcome = cluster.run(PROMPT, max_new_tokens=24)
+        finally:
+            object.__setattr__(cluster.pair.target, "eos_token_ids", frozenset({127}))
+        assert outcome.ids == text[: text.index(text[place]) + 1]
+        assert outcome.reason is StopReason.EOS
 
 
 @pytest.mark.case("C1")

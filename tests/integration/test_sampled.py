@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
 
 from pearl_pp.decoding.noise import gumbel
+from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.messages import Outcome
+from pearl_pp.transport.base import Transport
 from tests.inprocess import Cluster
 from tests.integration.conftest import ClusterOf, PairOf
-from tests.integration.test_lossless import PLACEMENTS, PROMPT
-from tests.pairs import oracle, reference, save, tiny_model
+from tests.integration.test_lossless import ENTRY_PATTERNS, PLACEMENTS, PROMPT
+from tests.pairs import noisy, oracle, reference, save, tiny_model
+from tests.rank_pool import shared_pool
+
+# Replicas on two ranks with weights of their own, shards of one replica, and several chunks in flight.
+ONE_DECIDER = {
+    "greedy hop": (0.0, {"placement": "hop", "gamma": 4}),
+    "rejection hop": (1.0, {"placement": "hop", "gamma": 4, "verify": "rejection"}),
+    "rejection sharded": (1.0, {"placement": "sharded", "gamma": 3, "verify": "rejection"}),
+    "coupled pipelined": (1.0, {"placement": "pipelined", "gamma": 2, "fill": 3, "verify": "coupled"}),
+}
 
 
 def sample_plainly(folder, prompt: list[int], num_new: int, seed: int, temperature: float) -> list[int]:
@@ -40,6 +53,63 @@ def test_coupled_text_is_plain_sampling_with_that_seed(
     cluster = cluster_of(pair, num_ranks, layers, verify="coupled", **options)
     outcome = cluster.run(PROMPT, max_new_tokens=32, ignore_eos=True, temperature=0.8, seed=11)
     assert outcome.ids == expected
+
+
+@pytest.mark.case("C2", "S8")
+def test_coupled_text_is_the_same_under_every_entry_pattern(cluster_of: ClusterOf, pair_of: PairOf) -> None:
+    expected = sample_plainly(pair_of("noisy")[0], PROMPT, 24, seed=7, temperature=1.0)
+    for name, (num_ranks, options) in ENTRY_PATTERNS.items():
+        cluster = cluster_of("noisy", num_ranks, verify="coupled", **options)
+        outcome = cluster.run(PROMPT, max_new_tokens=24, ignore_eos=True, temperature=1.0, seed=7)
+        assert outcome.ids == expected, name
+
+
+def answer_with_own_noise(
+    transport: Transport, folders: tuple[str, str], options: dict, temperature: float
+) -> tuple[list[list[int]], int]:
+    """Two texts on a rank whose weights are 1e-6 away from all others' and whose random states are its own."""
+    from pearl_pp import PearlPP, Prompt
+
+    engine = PearlPP(transport=transport, target=folders[0], draft=folders[1], **options)
+    generator = torch.Generator().manual_seed(transport.rank)
+    for weights in engine._module.parameters():
+        weights.add_(torch.randn(weights.shape, generator=generator) * 1e-6)
+    params = SamplingParams(max_new_tokens=48, ignore_eos=True, temperature=temperature, seed=5)
+    outputs = []
+    for rng_seed in (transport.rank, 100 + transport.rank):
+        torch.manual_seed(rng_seed)
+        np.random.seed(rng_seed)
+        random.seed(rng_seed)
+        outputs += engine.generate([Prompt(token_ids=tuple(PROMPT), params=params)])
+    engine.close()
+    return [output.token_ids for output in outputs], outputs[0].metrics["num_rejected_tokens"]
+
+
+@pytest.fixture(scope="module")
+def near_tied_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Ids 2i and 2i + 1 have the same logits up to rounding; the draft is right now and then."""
+    root = tmp_path_factory.mktemp("near_tied")
+    folders = []
+    for name, amount in (("target", 0.0), ("draft", 0.1)):
+        model = noisy(tiny_model(), amount)
+        with torch.no_grad():
+            model.lm_head.weight[1::2] = model.lm_head.weight[::2] * (1 + 1e-7)
+        folders.append(str(save(model, root / name)))
+    return folders[0], folders[1]
+
+
+@pytest.mark.case("P1")
+@pytest.mark.parametrize("name", ONE_DECIDER)
+def test_one_rank_decides_where_ranks_compute_and_draw_differently(
+    name: str, near_tied_folders: tuple[str, str]
+) -> None:
+    temperature, options = ONE_DECIDER[name]
+    results = shared_pool(4).run(answer_with_own_noise, near_tied_folders, options, temperature)
+    texts, num_rejected = results[0]
+    assert [ids for ids, _ in results] == [texts] * 4, "every rank returns what one rank decided"
+    assert len(texts[0]) == 48
+    assert texts[0] == texts[1], "a request's seed draws, no rank's own random state"
+    assert 0 < num_rejected < 48, "the draft must be right and wrong"
 
 
 @pytest.mark.case("S5")

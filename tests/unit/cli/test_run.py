@@ -1,6 +1,7 @@
 """The main job around a fake engine: order of output, exit codes, what survives a failure."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -190,6 +191,33 @@ def test_ctrl_c_ends_a_process_that_hangs_in_a_library() -> None:
     process.send_signal(2)
     assert process.wait(timeout=20) == 130
     assert process.communicate() == ("", "")
+
+
+def test_another_signal_does_not_end_a_process() -> None:
+    code = (
+        "import signal, time\nfrom pearl_pp.console import leaving\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: None)\n"
+        "leaving.AFTER_INTERRUPT = 0.1\nleaving.watch_for_interrupt()\n"
+        "print('ready', flush=True)\ntime.sleep(1.5)\nprint('alive', flush=True)\n"
+        "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    time.sleep(60)\n"
+    )
+    process = in_a_process(code, wait_for="ready")
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout is not None and process.stdout.readline() == "alive\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 130
+
+
+def test_a_rank_with_a_mistake_of_its_own_speaks_before_those_that_miss_it(
+    make_factory: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, slept: list[float]
+) -> None:
+    from pearl_pp.transport.base import Channel, PeerLost
+
+    assert run.main(["-p", "a"], make_factory(fault=PeerLost(0, 2, Channel.CONTROL, "connection reset"))) == 1
+    monkeypatch.setenv("RANK", "2")
+    assert run.main(["--gamma", "0"]) == 2
+    of_peer, of_rank_2 = slept
+    assert of_rank_2 < of_peer
 
 
 def test_a_failed_process_does_not_wait_for_its_threads() -> None:

@@ -54,6 +54,22 @@ def message_of(*argv: str) -> str:
         ),
         (["--emulate", "p", "--logprobs"], "--logprobs: with --emulate there are no probabilities; leave it out"),
         (["--emulate", "p", "--device", "cuda"], "--device cuda: with --emulate nothing is computed; leave it out"),
+        (["--emulate", "p", "--dtype", "float16"], "--dtype float16: with --emulate nothing is computed; leave it out"),
+        (["--emulate", "p", "--top-k", "5"], "--top-k 5: with --emulate there are no logits; leave it out"),
+        (["--emulate", "p", "--top-p", "0.9"], "--top-p 0.9: with --emulate there are no logits; leave it out"),
+        (["--emulate", "p", "--min-p", "0.1"], "--min-p 0.1: with --emulate there are no logits; leave it out"),
+        (
+            ["--emulate", "p", "--repetition-penalty", "1.1"],
+            "--repetition-penalty 1.1: with --emulate there are no logits; leave it out",
+        ),
+        (
+            ["--emulate", "p", "--trust-remote-code"],
+            "--trust-remote-code: with --emulate there is no model to bring code; leave it out",
+        ),
+        (
+            ["--emulate", "p", "--gpu-memory-utilization", "0.5"],
+            "--gpu-memory-utilization 0.5: with --emulate nothing is computed; leave it out",
+        ),
         (["--draft", "d"], "--draft d: needs --target too"),
         (["--target", "t"], "--target t: needs --draft too, or --strategy ar"),
     ],

@@ -84,6 +84,13 @@ def test_the_reference_is_the_papers_pearl_whatever_is_measured() -> None:
         assert reference.layer_split == (5, 5, 3, 3)
 
 
+@pytest.mark.parametrize("gammas", [(4, "auto"), ("auto", 4)])
+def test_a_group_that_is_asked_for_auto_starts_with_it(gammas: tuple) -> None:
+    found = configurations(settings_of(gammas=gammas))
+    assert [c.gamma for c in found] == [*gammas, None, *gammas]
+    assert {c.config.gamma for c in found} == {"auto"}, "only then does a group measure it"
+
+
 def test_every_prompt_runs_in_all_configurations_before_the_next_and_who_begins_changes() -> None:
     turns = list(overhead._turns(settings_of(), 3))
     assert [prompt for prompt, _ in turns] == [0, 1, 0, 1]

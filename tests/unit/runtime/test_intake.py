@@ -100,6 +100,14 @@ def test_without_a_tokenizer_prompts_are_token_ids(word_pair: ModelPair) -> None
     assert refusal(Prompt(text="w4"), mute) == expected
 
 
+def test_without_a_tokenizer_there_are_no_stop_strings(word_pair: ModelPair) -> None:
+    mute = replace(word_pair, vocabulary=Vocabulary(None, NUM_WORDS))
+    expected = (
+        f"--stop ['w4']: {word_pair.target.path} has no tokenizer, so there is no text to look for stop strings in"
+    )
+    assert refusal(Prompt(token_ids=(4, 5), params=SamplingParams(stop=("w4",))), mute) == expected
+
+
 def test_a_prompt_that_could_not_be_read_keeps_its_reason(word_pair: ModelPair) -> None:
     assert refusal(Prompt(error="p.jsonl line 3: not JSON"), word_pair) == "prompt: p.jsonl line 3: not JSON"
 

@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from pearl_pp.config import RunConfig
 from pearl_pp.errors import UserError
-from pearl_pp.runtime.loading import agree, build_rank, open_pair, pick_dtype
-from pearl_pp.runtime.memory import gather_planned, planned_bytes
+from pearl_pp.runtime.loading import agree, build_rank, gather_notes, open_pair, pick_dtype
 from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.transport.inprocess import InProcessGroup, InProcessTransport
 from tests.pairs import save_pair
@@ -174,19 +173,24 @@ class TestRanks:
         file = tmp_path / "placement.yaml"
         file.write_text("target: [2, 2, 2]\nreplicas: [[{rank: 1, layers: [0, 2]}]]\n")
         pair = open_words((target, draft), num_ranks=3, placement=str(file))
-        modules = [build_rank(pair, rank, CPU) for rank in range(3)]
-        planned = on_ranks([pair] * 3, lambda transport, _: gather_planned(transport, modules[transport.rank], pair))
-        assert planned == [[planned_bytes(module, pair) for module in modules]] * 3, "every rank knows all"
         norm = 4 * pair.target.hidden_size
-        first, middle, last = planned[0]
+        first, middle, last = pair.planned_bytes()
         assert first == expected_bytes(pair, 2, ends=1)
         assert last == expected_bytes(pair, 2, ends=1) + norm
         assert middle == expected_bytes(pair, 4, ends=2) + norm
+
+    def test_every_rank_knows_which_ranks_are_not_lean(self, word_pair: ModelPair) -> None:
+        modules = [build_rank(word_pair, rank, CPU) for rank in range(2)]
+        gather = lambda transport, _: gather_notes(transport, modules[transport.rank])  # noqa: E731
+        assert on_ranks([word_pair] * 2, gather) == [[], []]
+        modules[1].target._calls = None
+        said = on_ranks([word_pair] * 2, gather)
+        assert said == [["rank 1: layers are run by the model's own forward"]] * 2
 
     @pytest.mark.case("A1", "M1")
     def test_a_tied_head_counts_on_both_ends(self, tmp_path: Path) -> None:
         folders = save_pair(tmp_path, "self", tie_word_embeddings=True)
         pair = open_words(folders, num_ranks=2, strategy="ar")
-        first, last = (planned_bytes(build_rank(pair, rank, CPU), pair) for rank in range(2))
+        first, last = pair.planned_bytes()
         assert first == expected_bytes(pair, 2, ends=1)
         assert last == first + 4 * pair.target.hidden_size

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from pearl_pp.config import RunConfig
 from pearl_pp.planning.presets import resolve_placement
@@ -67,18 +69,30 @@ def test_a_measured_pace_says_so(word_pair: ModelPair) -> None:
 def test_the_record_is_json_with_the_keys_of_a_placement_file(word_pair: ModelPair) -> None:
     plan = plan_of(word_pair, placement="hop", gamma=4)
     record = json.loads(json.dumps(plan.record(), allow_nan=False))
-    assert {"target", "replicas", "fill", "verify_interval", "gamma", "handoff"} <= record.keys()
-    assert record["replicas"] == [[{"rank": 1, "layers": [0, 2]}], [{"rank": 0, "layers": [0, 2]}]]
+    placement = record["placement"]
+    assert placement["replicas"] == [[{"rank": 1, "layers": [0, 2]}], [{"rank": 0, "layers": [0, 2]}]]
     assert (record["strategy"], record["dtype"], record["device"]) == ("pearl", "float32", "cpu")
     assert record["planned_bytes"] == [2**30, 2**31]
     assert record["notes"] == ["one line of note"]
-    assert record["pass_slots"] * record["tokens_per_interval"] == pytest.approx(record["verify_interval"], rel=1e-2)
+    interval = placement["verify_interval"]
+    assert record["pass_slots"] * record["tokens_per_interval"] == pytest.approx(interval, rel=1e-2)
+
+
+@pytest.mark.parametrize("options", [{"placement": "hop", "gamma": 4}, {"placement": "sharded"}, {"strategy": "ar"}])
+def test_the_placement_of_a_record_can_be_copied_into_a_file(
+    options: dict, word_pair: ModelPair, tmp_path: Path
+) -> None:
+    plan = plan_of(word_pair, **options)
+    file = tmp_path / "copied.yaml"
+    file.write_text(yaml.safe_dump(plan.record()["placement"]))
+    copied = resolve_placement(RunConfig(**(options | {"placement": str(file)})), 2, 2, 2)
+    assert replace(copied, name=plan.pair.placement.name) == plan.pair.placement
 
 
 def test_without_a_draft_there_is_no_pace(word_pair: ModelPair) -> None:
     record = plan_of(word_pair, strategy="ar").record()
     assert record["pass_slots"] is record["tokens_per_interval"] is None
-    assert record["replicas"] == []
+    assert record["placement"]["replicas"] == []
 
 
 def test_a_half_precision_run_says_so(word_pair: ModelPair) -> None:

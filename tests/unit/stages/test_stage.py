@@ -85,6 +85,18 @@ def test_a_family_that_the_lean_path_gets_wrong_does_not_take_it(
     assert worst_difference(pipeline, llama_logits, token_ids) <= TOLERANCE
 
 
+@pytest.mark.parametrize("place", ["LayerCalls.run", "record_calls"])
+def test_a_device_without_room_is_no_reason_to_leave_the_lean_path(
+    place: str, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(f"pearl_pp.stages.stage.{place}", no_room)
+    with pytest.raises(torch.OutOfMemoryError):
+        Pipeline(llama_dir, [(0, 4)])
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_room_and_tables_grow_with_the_text(
     family: str, tmp_path: Path, token_ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
