@@ -46,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     parse_flags(options)
     if ranks is None:
         raise UserError("-n", None, "say how many ranks to start, as in pearl-pp run -n 4")
-    if not ranks.isdigit() or int(ranks) < 1:
+    if not (ranks.isdecimal() and len(ranks) < 6) or int(ranks) < 1:
         raise UserError("-n", ranks, "must be a whole number, at least 1")
     return _launch(int(ranks), options)
 

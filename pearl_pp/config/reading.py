@@ -57,6 +57,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a name must be a word", key.start_mark)
             if key.value in seen:
                 reason = f"{key.value} is there twice"
                 raise yaml.constructor.ConstructorError(None, None, reason, key.start_mark)
@@ -74,6 +76,10 @@ def read_yaml(option: str, path: str) -> dict[str, Any]:
         raise UserError(option, path, f"line {line}: {one_line(error.problem or 'not YAML')}") from None
     except yaml.YAMLError as error:
         raise UserError(option, path, f"not YAML: {one_line(str(error))}") from None
+    except (ValueError, TypeError) as error:  # a date that does not exist, a tag that does not fit
+        raise UserError(option, path, f"a value cannot be read: {one_line(str(error))}") from None
+    except RecursionError:
+        raise UserError(option, path, "is nested too deeply") from None
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
@@ -89,6 +95,8 @@ def read_text(option: str, path: str) -> str:
         raise UserError(option, path, "no such file") from None
     except OSError as error:
         raise UserError(option, path, f"cannot be read: {error.strerror}") from None
+    except ValueError as error:  # a path with a null byte
+        raise UserError(option, repr(path), f"cannot be read: {error}") from None
 
 
 def decode_utf8(option: str, path: str, content: bytes) -> str:

@@ -74,7 +74,9 @@ class RunConfig(SamplingParams):
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the models run")
     memory_gb: tuple[PositiveFloat, ...] | None = Field(default=None, description="memory of each rank, in GB")
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, description="share of a GPU's memory to use")
-    timeout: float = Field(default=120.0, gt=0, description="longest wait for a message of another rank, seconds")
+    timeout: float = Field(
+        default=120.0, gt=0, le=604_800, description="longest wait for a message of another rank, seconds"
+    )
 
     # `json` would hide a method of pydantic's; the option, the YAML key and the record say json.
     json_file: str | None = Field(default=None, alias="json", description="write the results here after each request")

@@ -118,7 +118,7 @@ def _check(config: RunConfig, gammas: Sequence[int | str] | None) -> None:
 
 
 def _count(option: str, value: str, least: int) -> int:
-    if not value.isdigit() or int(value) < least:
+    if not (value.isdecimal() and len(value) < 10) or int(value) < least:
         raise UserError(option, value, f"must be a whole number, at least {least}")
     return int(value)
 

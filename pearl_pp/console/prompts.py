@@ -91,7 +91,7 @@ def _is_object(line: str) -> bool:
     """Whether standard input, which has no file name, is JSONL: its first line is a JSON object."""
     try:
         return isinstance(json.loads(line), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
@@ -107,6 +107,8 @@ def _from_json_line(place: str, line: str, config: RunConfig) -> Prompt:
         params = _line_params(config, content)
     except json.JSONDecodeError as error:
         return Prompt(error=f"{place}: not JSON: {error.msg} at column {error.colno}")
+    except RecursionError:
+        return Prompt(error=f"{place}: is nested too deeply")
     except (ValueError, UserError) as error:
         return Prompt(error=f"{place}: {error}")
     return Prompt(text=text, messages=messages, params=params, chat=config.chat or messages is not None)

@@ -17,6 +17,8 @@ def require_writable(option: str, path: str | None) -> None:
         return
     if Path(path).is_dir():
         raise UserError(option, path, "is a folder")
+    if Path(path).exists() and not Path(path).is_file():  # it would be replaced, device or not
+        raise UserError(option, path, "is not a regular file")
     try:
         with tempfile.TemporaryFile(dir=Path(path).parent):
             pass

@@ -60,6 +60,8 @@ class SamplingParams(BaseModel):
     def _not_empty(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
         if "" in stop:
             raise PydanticCustomError("empty", "a stop string must not be empty")
+        if any("\ud800" <= character <= "\udfff" for text in stop for character in text):
+            raise PydanticCustomError("utf8", "a stop string must be UTF-8 text")
         return stop
 
     @property

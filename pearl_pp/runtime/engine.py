@@ -144,11 +144,14 @@ class PearlPP:
             shown = intake.prompt_text(prompt)
             try:
                 request = intake.make_request(prompt, self._pair)
-            except UserError as error:
-                self._announce({"prompt": shown, "error": str(error)})
-                yield RequestOutput(shown, [], [], "", None, error=str(error))
+                message = {"prompt": shown, "request": request.to_bytes().decode()}
+            # Whatever a prompt of the wrong kind raises is its own fault: the other ranks wait to hear of it.
+            except (UserError, TypeError, ValueError) as error:
+                reason = str(error) if isinstance(error, UserError) else f"prompt: cannot be used: {error}"
+                self._announce({"prompt": shown, "error": reason})
+                yield RequestOutput(shown, [], [], "", None, error=reason)
                 continue
-            self._announce({"prompt": shown, "request": request.to_bytes().decode()})
+            self._announce(message)
             yield self._run(shown, request, None if on_text is None else lambda text, i=index: on_text(i, text))
 
     def take_events(self) -> list[list[Event]] | None:
@@ -275,6 +278,8 @@ def make_schedule(config: RunConfig, pair: ModelPair) -> Schedule:
 
 def as_prompts(prompts: Sequence[str | Prompt], params: SamplingParams | Sequence[SamplingParams]) -> list[Prompt]:
     """Strings become prompts with `params`; prompts keep their own."""
+    if isinstance(prompts, str):
+        raise UserError("prompts", repr(prompts[:20]), "must be a list of prompts, not one text")
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
     if len(each) != len(prompts):
         raise UserError("params", len(each), f"must be one for all or one for each of {len(prompts)} prompts")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from pearl_pp.errors import UserError
 from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.runtime.request import Prompt, Request
@@ -44,7 +46,7 @@ def prompt_text(prompt: Prompt) -> str:
 
 def _token_ids(prompt: Prompt, pair: ModelPair) -> tuple[int, ...]:
     if prompt.token_ids is not None:
-        return prompt.token_ids
+        return tuple(operator.index(i) for i in prompt.token_ids)
     tokenizer = pair.vocabulary.tokenizer
     if tokenizer is None:
         raise UserError("--target", pair.target.path, "has no tokenizer: prompts must be token ids")

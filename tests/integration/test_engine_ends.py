@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -45,6 +46,22 @@ def test_a_loop_may_be_left_early(breaking: tuple[int, ...], closes: bool, pair_
     again = results[0][1]
     assert [len(ids) for ids in again] == [6, 6, 6]
     assert results[1][1] == again
+
+
+def answers_and_errors(transport: Transport, folders: tuple[str, str]) -> list[tuple[int, str | None]]:
+    engine = PearlPP(transport=transport, target=folders[0], draft=folders[1], gamma=2)
+    odd = [(3, "5"), tuple(np.array([3, 5])), (3.5, 6), (3, 7)]
+    outputs = engine.generate([Prompt(token_ids=ids, params=PARAMS) for ids in odd])
+    engine.close()
+    return [(len(output.token_ids), output.error) for output in outputs]
+
+
+def test_a_prompt_of_the_wrong_kind_is_reported_and_the_others_answered(pair_of: PairOf) -> None:
+    folders = tuple(map(str, pair_of("noisy")))
+    results = shared_pool(2).run(answers_and_errors, folders, timeout_s=60.0)
+    assert results[0] == results[1], "ranks stay in step"
+    assert [length for length, _ in results[0]] == [0, 6, 0, 6]
+    assert [error is not None for _, error in results[0]] == [True, False, True, False]
 
 
 def test_a_constructor_that_fails_leaves_its_peers(pair_of: PairOf, monkeypatch: pytest.MonkeyPatch) -> None:
