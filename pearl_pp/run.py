@@ -68,9 +68,10 @@ def _lead(config: RunConfig, build: BuildEngine) -> int:
     """Rank 0: reads the prompts, prints and records the answers."""
     from pearl_pp.console.printing import Printer  # rich: rank 0 alone
     from pearl_pp.console.prompts import fix_seed, load_prompts
-    from pearl_pp.console.record import JsonRecord, require_writable
+    from pearl_pp.console.record import JsonRecord, require_own_paths, require_writable
 
     prompts, seed = fix_seed(load_prompts(config))
+    require_own_paths({"--json": config.json_file, "--trace": config.trace}, {"--prompts": config.prompts})
     require_writable("--json", config.json_file)
     require_writable("--trace", config.trace)
     printer = Printer(config, prompts)

@@ -26,6 +26,16 @@ def require_writable(option: str, path: str | None) -> None:
         raise UserError(option, path, f"cannot be written: {error.strerror}") from None
 
 
+def require_own_paths(written: dict[str, str | None], read: dict[str, str | None]) -> None:
+    """Raise UserError where a file to be written is one that is read, or written as something else."""
+    seen: dict[str, str] = {}
+    for option, path in {**read, **written}.items():
+        if path is None:
+            continue
+        if (other := seen.setdefault(os.path.realpath(path), option)) != option:
+            raise UserError(option, path, f"is the file of {other}, too")
+
+
 class JsonRecord:
     """What `--json` writes: requests, config, plan, versions, totals, mode (the keys of DESIGN section 9)."""
 

@@ -164,11 +164,13 @@ class PearlPP:
 
     def close(self) -> None:
         """Collective: writes the trace and disconnects."""
-        if self.config.trace is not None and (events := self.take_events()) is not None:
-            write_chrome_trace(self.config.trace, events)
-        self._is_closed = True
-        if self._owns_transport:
-            self._transport.close()
+        try:
+            if self.config.trace is not None and (events := self.take_events()) is not None:
+                write_chrome_trace(self.config.trace, events)
+        finally:
+            self._is_closed = True
+            if self._owns_transport:
+                self._transport.close()
 
     def _warn(self, warning: str) -> None:
         """Rank 0 speaks for all ranks, and says everything once."""
@@ -262,7 +264,7 @@ def _synchronize() -> None:
 
 
 def make_schedule(config: RunConfig, pair: ModelPair) -> Schedule:
-    """The generator's parameters for a strategy: the only place that knows strategies by name."""
+    """The generator's parameters for the strategy and the placement of `pair`."""
     placement = pair.placement
     if pair.strategy == "ar":
         return plain(placement.num_stages)

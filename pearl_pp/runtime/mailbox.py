@@ -48,15 +48,19 @@ class Mailbox:
         """After a restart nothing on its way is of use, nor are `others`; the next restart, or the request's end,
         receives it. What the restart before dropped has arrived long since.
         """
-        for pending in self._dropped:
-            pending.wait()
+        self._receive_dropped()
         self._dropped = [*others, *(arrival.pending for queue in self._queues.values() for arrival in queue)]
         self._queues.clear()
+
+    def _receive_dropped(self) -> None:
+        for pending in self._dropped:
+            pending.wait()
+        self._dropped = []
 
     def drain(self) -> None:
         """Receives everything that was dropped, so that the next request starts with empty wires."""
         self.drop_all()
-        self.drop_all()
+        self._receive_dropped()
 
 
 class TokenTape:

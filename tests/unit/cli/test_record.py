@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pearl_pp.console.record import JsonRecord, require_writable, write_atomically
+from pearl_pp.console.record import JsonRecord, require_own_paths, require_writable, write_atomically
 from pearl_pp.errors import UserError
 from pearl_pp.runtime.request import RequestOutput
 
@@ -89,3 +89,12 @@ def test_a_place_that_cannot_be_written_is_told_before_the_run(tmp_path: Path) -
         require_writable("--json", str(tmp_path / "no" / "r.json"))
     with pytest.raises(UserError, match=r"^--trace .*: is a folder$"):
         require_writable("--trace", str(tmp_path))
+
+
+def test_a_file_is_not_written_over_another_that_the_run_needs(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    with pytest.raises(UserError, match=r"--json .*link: is the file of --prompts, too"):
+        require_own_paths({"--json": str(tmp_path / "link"), "--trace": None}, {"--prompts": str(tmp_path / "a")})
+    with pytest.raises(UserError, match=r"--trace .*b: is the file of --json, too"):
+        require_own_paths({"--json": str(tmp_path / "b"), "--trace": str(tmp_path / "b")}, {"--prompts": None})
+    require_own_paths({"--json": str(tmp_path / "b"), "--trace": str(tmp_path / "c")}, {"--prompts": "-"})
