@@ -25,7 +25,7 @@ from pearl_pp.experiments.rank_group import EmulatedRun, RankGroup, pass_slots
 from pearl_pp.runtime.engine import make_schedule
 from pearl_pp.runtime.loading import open_pair
 from pearl_pp.schedule.schedule import TICKS
-from pearl_pp.simulation.costs import Overheads, ProfileCosts
+from pearl_pp.simulation.costs import FREE, Overheads, ProfileCosts
 from pearl_pp.simulation.simulator import Simulator
 from pearl_pp.simulation.timeline import Timeline
 from pearl_pp.simulation.verdicts import independent
@@ -139,15 +139,16 @@ class Bench:
         costs = ProfileCosts(profile, pair.placement, overheads)
         return Simulator(schedule, costs, judge).run(PROMPT_LEN, PROMPT_LEN + self._num_tokens)
 
-    def message_s(self, num_ranks: int) -> float:
-        """What a message costs on this machine: plain decoding takes N of them a token and nothing else."""
+    def measured_overheads(self, num_ranks: int) -> Overheads:
+        """What this machine adds to passes and messages, from plain decoding: N of each a token and nothing else."""
         row = Row("plain", num_ranks, "even_c8", 0.7, {"strategy": "ar", "max_new_tokens": 1})
         num_tokens, self._num_tokens = self._num_tokens, 40
         plain = self.emulate(row)
-        free = self.simulate(row, Overheads()).decode_tokens_per_s
+        free = self.simulate(row, FREE).decode_tokens_per_s
         self._num_tokens = num_tokens
         assert free is not None
-        return max(0.0, (1 / plain.tokens_per_s - 1 / free) / num_ranks)
+        pass_s = plain.pass_overhead_s
+        return Overheads(max(0.0, (1 / plain.tokens_per_s - 1 / free) / num_ranks - pass_s), pass_s=pass_s)
 
     def close(self) -> None:
         for group in self._groups.values():
@@ -164,28 +165,30 @@ def measure(rows: list[Row], num_tokens: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         bench = Bench(Path(folder), num_tokens)
         stack.callback(bench.close)
-        message_s = {n: bench.message_s(n) for n in sorted({row.num_ranks for row in rows})}
+        overheads = {n: bench.measured_overheads(n) for n in sorted({row.num_ranks for row in rows})}
         for number in range(rounds):
             for row in rows:
                 runs[row.name].append(bench.emulate(row))
                 print(
                     f"emulated run {number + 1} {row.name}: {runs[row.name][-1].tokens_per_s:.3f} tokens/s", flush=True
                 )
-        for num_ranks, seconds in message_s.items():
-            print(f"emulated plain decoding, {num_ranks} ranks: {seconds * 1e3:.3f} ms a message")
-        print_table(rows, bench, runs, message_s)
+        for num_ranks, measured in overheads.items():
+            costs = f"{measured.message_s * 1e3:.3f} ms a message, {measured.pass_s * 1e3:.3f} ms a pass"
+            print(f"emulated plain decoding, {num_ranks} ranks: {costs}")
+        print_table(rows, bench, runs, overheads)
 
 
-def print_table(rows: list[Row], bench: Bench, runs: dict[str, list[EmulatedRun]], message_s: dict[int, float]) -> None:
+def print_table(
+    rows: list[Row], bench: Bench, runs: dict[str, list[EmulatedRun]], measured: dict[int, Overheads]
+) -> None:
     """Speeds in tokens per T; percent of the reference row; percent of the two simulations."""
     print(f"{'':34} emulated  overrun  of reference      simulated free   simulated with message costs")
     for row in rows:
         pass_s = read_profile(str(PROFILES / f"{row.profile}.yaml")).target.pass_ms * 1e-3
         speed = _median(runs[row.name])
         overrun = statistics.median(run.sleep_overrun_s / run.verdict_times[-1] for run in runs[row.name])
-        pass_overhead = statistics.median(run.pass_overhead_s for run in runs[row.name])
         cells = []
-        for overheads in (Overheads(), Overheads(message_s=message_s[row.num_ranks], pass_s=pass_overhead)):
+        for overheads in (FREE, measured[row.num_ranks]):
             simulated = bench.simulate(row, overheads).decode_tokens_per_s
             assert simulated is not None
             cells.append(f"{simulated * pass_s:6.3f} {100 * speed / simulated:6.1f} %")
