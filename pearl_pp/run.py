@@ -14,16 +14,18 @@ from pearl_pp.errors import UserError
 
 if TYPE_CHECKING:
     from pearl_pp.runtime.engine import PearlPP
+    from pearl_pp.runtime.request import RequestOutput
 
 Progress = Callable[[str, int, int], None]
-BuildEngine = Callable[[RunConfig, Progress | None], "PearlPP"]
+OnPlan = Callable[[list[str]], None]
+BuildEngine = Callable[[RunConfig, Progress | None, OnPlan | None], "PearlPP"]
 
 
-def build_engine(config: RunConfig, on_progress: Progress | None) -> "PearlPP":
+def build_engine(config: RunConfig, on_progress: Progress | None, on_plan: OnPlan | None) -> "PearlPP":
     """The engine of this rank. Imported late: a mistake in an option shows before torch has loaded."""
     from pearl_pp.runtime.engine import PearlPP
 
-    return PearlPP(config, on_progress=on_progress)
+    return PearlPP(config, on_progress=on_progress, on_plan=on_plan)
 
 
 def main(argv: Sequence[str] | None = None, build: BuildEngine = build_engine) -> int:
@@ -57,7 +59,7 @@ def _parse(argv: Sequence[str], rank: int) -> RunConfig:
 
 def _follow(config: RunConfig, build: BuildEngine) -> int:
     """Any rank but 0: works on what rank 0 asks for, and prints nothing."""
-    engine = build(config, None)
+    engine = build(config, None, None)
     for _ in engine.iterate([]):
         pass
     engine.close()
@@ -76,11 +78,11 @@ def _lead(config: RunConfig, build: BuildEngine) -> int:
     require_writable("--trace", config.trace)
     printer = Printer(config, prompts)
     try:
-        engine = build(config, printer.progress)
+        engine = build(config, printer.progress, printer.plan)
         settings = config.record() if seed is None else config.record() | {"seed": seed}
         plan = engine.plan.record()
         record = JsonRecord(config.json_file, config=settings, plan=plan, versions=engine.versions, mode=config.mode)
-        printer.start(engine.plan.lines, seed)
+        printer.start(engine.plan.decision_lines, seed)
         for index, output in enumerate(engine.iterate(prompts, printer.text)):
             record.add(output)
             printer.finish(index, output)
@@ -88,15 +90,16 @@ def _lead(config: RunConfig, build: BuildEngine) -> int:
         printer.summary(record.outputs, record.totals())
     finally:
         printer.end_progress()
-    return exit_code([output.error for output in record.outputs])
+    return exit_code(record.outputs)
 
 
-def exit_code(errors: Sequence[str | None]) -> int:
-    """Of a run whose prompts ended so: 0 all answered, 1 some not, 2 none (then it is one mistake of the user's)."""
-    failed = [error for error in errors if error is not None]
+def exit_code(outputs: Sequence["RequestOutput"]) -> int:
+    """Of a run that ended so: 0 all answered, 1 some not, 2 none could be run (then it is one mistake of the user's)."""
+    failed = [output for output in outputs if output.error is not None]
+    refused = [output for output in failed if not output.prompt_token_ids]
     if not failed:
         return 0
-    return UserError.exit_code if len(failed) == len(errors) else leaving.EXIT_FAILED
+    return UserError.exit_code if len(refused) == len(outputs) else leaving.EXIT_FAILED
 
 
 if __name__ == "__main__":
@@ -104,4 +107,5 @@ if __name__ == "__main__":
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an answer may hold what an ASCII terminal cannot show
     leaving.watch_for_interrupt()
+    leaving.watch_launcher()
     leaving.leave(main())

@@ -19,12 +19,16 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 _CASE_ID = re.compile(r"[A-Z]\d+")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuses malformed case marks, and skips `gpu` tests where there is no CUDA device."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuses malformed case marks; skips `gpu` tests without a CUDA device, `real_weights` tests unless asked for."""
     for item in items:
         for mark in item.iter_markers("case"):
             if not mark.args or not all(_CASE_ID.fullmatch(str(arg)) for arg in mark.args):
                 raise pytest.UsageError(f'{item.nodeid}: a case mark names its row, as in case("E1")')
+    if "real_weights" not in config.getoption("-m"):
+        for item in items:
+            if item.get_closest_marker("real_weights"):
+                item.add_marker(pytest.mark.skip(reason="downloads a model: only with -m real_weights"))
     wanting_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if wanting_gpu and not _has_cuda():
         for item in wanting_gpu:

@@ -18,6 +18,7 @@ from pearl_pp.runtime.loading import build_rank, open_pair
 from pearl_pp.runtime.metrics import request_metrics
 from pearl_pp.runtime.rank_engine import RankEngine, RankResult
 from pearl_pp.runtime.request import Prompt
+from pearl_pp.runtime.worker import Decide
 from pearl_pp.schedule.generator import SlotGenerator
 from pearl_pp.schedule.schedule import Schedule
 from pearl_pp.stages.rank_module import RankModule
@@ -80,6 +81,7 @@ class Cluster:
         on_verdict: OnRankVerdict | None = None,
         *,
         schedule: Schedule | None = None,
+        decide: Decide | None = None,
         report_at: tuple[int, ...] = (),
         **params: object,
     ) -> Outcome:
@@ -93,16 +95,18 @@ class Cluster:
 
         def work(transport: InProcessTransport) -> tuple[RankResult, StopChecker]:
             rank = transport.rank
-            engine = RankEngine(links[rank], self.pair, self.modules[rank], Recorder(), self.config.verify)
+            engine = RankEngine(
+                links[rank], self.pair, self.modules[rank], Recorder(), self.config.verify, self.config.prefill_piece
+            )
             checker = engine.stop_checker(request)
 
             def hook(generator: SlotGenerator, verdict: Verdict) -> None:
                 streams[rank].extend(verdict.token_ids)
-                checker.feed(verdict.token_ids)
+                checker.feed(verdict.token_ids, verdict.stop)
                 if on_verdict is not None:
                     on_verdict(rank, self.modules[rank], generator, verdict)
 
-            return engine.run(request, schedule or self.schedule, hook), checker
+            return engine.run(request, schedule or self.schedule, hook, decide), checker
 
         results, checkers = zip(*group.run(work), strict=True)
         assert all(stream == streams[0] for stream in streams), "ranks differ in what was verified"

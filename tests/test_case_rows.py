@@ -8,15 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent
-ROWS = [
-    *(f"E{n}" for n in range(1, 7)),
-    *("S1", "S2", "S3", "S5", "S6", "S8"),
-    *(f"C{n}" for n in range(1, 7)),
-    "N1",
-    *("P1", "P2", "P3", "P6"),
-    *("T1", "T2"),
-    *("U1", "U2"),
-]
+NUM_ROWS = {"V": 5, "E": 6, "S": 8, "C": 6, "A": 5, "N": 4, "P": 6, "M": 2, "T": 2, "U": 3}
+ROWS = [f"{kind}{n}" for kind, count in NUM_ROWS.items() for n in range(1, count + 1)]
 
 
 def case_ids(source: str) -> set[str]:

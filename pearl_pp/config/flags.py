@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
@@ -36,6 +37,9 @@ SAMPLING_HELP: dict[str, str] = {
 
 SHORT: dict[str, tuple[str, ...]] = {"target": ("-m",), "draft": ("-md",), "prompt": ("-p",), "seed": ("-s",)}
 
+# Options that name a file to be written.
+WRITTEN = ("json", "trace")
+
 # torchrun's older form and DeepSpeed's launcher add this to every rank's command line.
 LAUNCHER_FLAGS = ("--local-rank",)
 
@@ -51,6 +55,7 @@ def parse_flags(argv: Sequence[str]) -> RunConfig:
     flags: dict[str, Any] = vars(parsed)
     path = flags.pop("config", None)
     options = options_in_yaml(path) if path is not None else {}
+    _require_flags(path, {name: value for name, value in options.items() if name not in flags})
     names = {name: f"--config {path}: {name}" for name in options}
     names |= {name: flag_of(name) for name in flags}
     return run_config(options | flags, names)
@@ -66,6 +71,18 @@ def options_in_yaml(path: str) -> dict[str, Any]:
             raise UserError(f"--config {path}: {key}", one_line(value), f"is the same option as {keys[name]}")
         options[name], keys[name] = value, key
     return options
+
+
+def _require_flags(path: str | None, options: dict[str, Any]) -> None:
+    """Raise UserError for what a file, which may come from anybody, cannot decide without a flag that repeats it."""
+    if options.get("trust_remote_code") not in (None, False, "false"):
+        reason = "runs code that comes with a model: give --trust-remote-code on the command line"
+        raise UserError(f"--config {path}: trust_remote_code", None, reason)
+    for name in WRITTEN:
+        value = options.get(name)
+        if isinstance(value, str) and (Path(value).is_absolute() or ".." in Path(value).parts):
+            reason = f"is outside the working folder: a file there is named on the command line, with {flag_of(name)}"
+            raise UserError(f"--config {path}: {name}", one_line(value), reason)
 
 
 def flag_of(name: str) -> str:

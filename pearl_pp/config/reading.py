@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from pearl_pp.errors import UserError
+from pearl_pp.errors import UserError, printable
 
 
 def nearest(word: str, known: Collection[str]) -> str:
@@ -38,6 +38,7 @@ def reason_of(kind: str, message: str) -> str:
     if kind in ("missing", "bool_parsing"):
         return {"missing": "is missing", "bool_parsing": "must be true or false"}[kind]
     message = message.removeprefix("Value error, ").replace("Input should be", "must be")
+    message = message.replace("Tuple should have", "must have").split(" after validation")[0]
     message = message.split(", unable to parse")[0].split(", got a number")[0]
     for pydantic_word, plain in (("integer", "whole number"), ("string", "text"), ("tuple", "list")):
         message = message.replace(f"a valid {pydantic_word}", f"a {plain}")
@@ -45,14 +46,32 @@ def reason_of(kind: str, message: str) -> str:
 
 
 def one_line(value: object) -> str:
-    """A value as an error line shows it: never more than one line, never long."""
+    """A value as an error line shows it: never more than one line, never long, nothing that a terminal obeys."""
     text = value if isinstance(value, str) and value.strip() else repr(value)
+    return shortened(text, 120)
+
+
+def shortened(text: str, width: int) -> str:
+    """`text` on one line of at most `width` characters; control characters are shown as escapes."""
     text = " ".join(text.split())
-    return text if len(text) <= 120 else text[:117] + "..."
+    text = printable(text[: width + 1])
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+_MOST_VALUES = 100_000
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """PyYAML keeps the last of two equal keys in silence; this loader refuses them."""
+    """PyYAML keeps the last of two equal keys in silence; this loader refuses them.
+
+    So it does what aliases would make endless or huge: nine lines of them stand for a billion values.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None and _num_values(node, {}) > _MOST_VALUES:
+            raise yaml.constructor.ConstructorError(None, None, "aliases make too many values", node.start_mark)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -66,6 +85,16 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
+    """Values in a tree of YAML whose branches may be one and the same; refuses a branch that holds itself."""
+    if id(node) not in known:
+        known[id(node)] = _MOST_VALUES + 1  # until it is known: what is met inside itself has no end
+        parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+        branches = parts if isinstance(node, yaml.CollectionNode) else []
+        known[id(node)] = 1 + sum(_num_values(branch, known) for branch in branches)
+    return known[id(node)]
+
+
 def read_yaml(option: str, path: str) -> dict[str, Any]:
     """The mapping in a YAML file. Raises UserError naming `option` and the file."""
     text = read_text(option, path)
@@ -76,7 +105,8 @@ def read_yaml(option: str, path: str) -> dict[str, Any]:
         raise UserError(option, path, f"line {line}: {one_line(error.problem or 'not YAML')}") from None
     except yaml.YAMLError as error:
         raise UserError(option, path, f"not YAML: {one_line(str(error))}") from None
-    except (ValueError, TypeError) as error:  # a date that does not exist, a tag that does not fit
+    # A date that does not exist, a tag that does not fit.
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
         raise UserError(option, path, f"a value cannot be read: {one_line(str(error))}") from None
     except RecursionError:
         raise UserError(option, path, "is nested too deeply") from None

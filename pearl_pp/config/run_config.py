@@ -1,11 +1,13 @@
 """RunConfig: every option of a run once, with its type, range, default and help. No torch in here."""
 
+import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from pearl_pp.config.reading import first_user_error, nearest, one_line
+from pearl_pp.config.strategies import STRATEGIES
 from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.errors import UserError
 
@@ -65,6 +67,9 @@ class RunConfig(SamplingParams):
     verify_interval: AutoOrCount = Field(default="auto", description="slots between two chunks after the fill (p)")
     layer_split: tuple[PositiveInt, ...] | None = Field(default=None, description="target layers of each stage")
     handoff: Handoff = Field(default="auto", description="how a replica is brought up to date")
+    prefill_piece: AutoOrCount = Field(
+        default="auto", description="tokens of a piece of the prompt; as many as the prompt has: one piece"
+    )
     no_pre_verify: bool = Field(default=False, description="ablation: no chunk before the first window is full")
     no_post_verify: bool = Field(default=False, description="ablation: no drafting while a window is verified")
     verify: Literal["rejection", "coupled"] = Field(default="rejection", description="rule for sampled tokens")
@@ -90,6 +95,11 @@ class RunConfig(SamplingParams):
             raise ValueError("takes a value, not true or false")
         return value
 
+    @field_validator("target", "draft", "emulate", "prompts", "placement", "json_file", "trace", mode="before")
+    @classmethod
+    def _path_as_text(cls, value: object) -> object:
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
+
     @field_validator("layer_split", "memory_gb", mode="before")
     @classmethod
     def _comma_list(cls, value: object) -> object:
@@ -113,7 +123,7 @@ class RunConfig(SamplingParams):
     def _models_fit_strategy(self) -> "RunConfig":
         if self.target is None and self.draft is not None:
             raise UserError("--draft", self.draft, "needs --target too")
-        if self.target is not None and self.draft is None and self.strategy != "ar":
+        if self.target is not None and self.draft is None and STRATEGIES[self.strategy].drafts:
             raise UserError("--target", self.target, "needs --draft too, or --strategy ar")
         return self
 
@@ -148,6 +158,12 @@ class RunConfig(SamplingParams):
     def mode(self) -> str:
         """Where a run's numbers come from: `real` or `emulated`."""
         return "real" if self.emulate is None else "emulated"
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the run chooses how it decodes, and changes it on the way; a named placement is run as named."""
+        is_ablation = self.no_pre_verify or self.no_post_verify
+        return self.placement == "auto" and STRATEGIES[self.strategy].drafts and not is_ablation
 
     @property
     def run_device(self) -> str:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 from pearl_pp.errors import UserError
@@ -22,7 +23,13 @@ EXIT_INTERRUPTED = 130
 BEHIND_RANK_0 = 10.0
 BEHIND_CAUSE = 15.0  # where a peer is missed: longer than a rank with a mistake of its own waits for rank 0
 BEHIND_LOWER_RANK = 0.5
+LONGEST_BEHIND_LOWER_RANK = 4.0
 AFTER_INTERRUPT = 5.0
+BETWEEN_LOOKS_AT_LAUNCHER = 2.0
+
+# What a rank finds in its environment: who started it, and where it meets the others.
+_LAUNCHERS = ("PEARL_PP_JOB", "TORCHELASTIC_RUN_ID")
+_MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
 
 
 def report_user_error(error: UserError, rank: int) -> int:
@@ -36,24 +43,50 @@ def report_user_error(error: UserError, rank: int) -> int:
 
 
 def report_failure(error: BaseException, rank: int) -> int:
-    """Print the first failure of the run with its rank and traceback. Returns the exit code."""
-    time.sleep(rank * BEHIND_LOWER_RANK + (BEHIND_CAUSE if _comes_from_a_peer(error) else 0.0))
-    _say(f"error: rank {rank} failed\n" + "".join(traceback.format_exception(error)).rstrip())
+    """Print the first failure of the run with its rank. Returns the exit code.
+
+    What has gone wrong between ranks is one line; anything else comes with its traceback.
+    """
+    behind = min(rank * BEHIND_LOWER_RANK, LONGEST_BEHIND_LOWER_RANK)
+    time.sleep(behind + (BEHIND_CAUSE if _comes_from_a_peer(error) else 0.0))
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    if _is_between_ranks(error):
+        _say(f"error: {error}")
+    elif _is_out_of_memory(error):
+        _say(f"error: rank {rank} ran out of memory\n{trace}")
+    else:
+        _say(f"error: rank {rank} failed\n{trace}")
     return EXIT_FAILED
 
 
 def _comes_from_a_peer(error: BaseException) -> bool:
-    """Whether the failure, or what it came from, is a message that another rank did not send or take."""
+    """Whether the failure follows from another rank's, of which that rank, if it lives, will speak itself."""
     if "torch" not in sys.modules:
         return False
-    from pearl_pp.transport.base import TransportError  # imports torch: not for an early mistake
+    from pearl_pp.transport.base import MessageMismatch, SilentPeer, TransportError  # imports torch: not before
 
+    follows = [not isinstance(c, SilentPeer | MessageMismatch) for c in _causes(error) if isinstance(c, TransportError)]
+    return bool(follows) and all(follows)
+
+
+def _is_between_ranks(error: BaseException) -> bool:
+    if "torch" not in sys.modules:
+        return False
+    from pearl_pp.transport.base import RanksMissing, TransportError
+
+    return isinstance(error, TransportError | RanksMissing)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # torch has a type of its own for a card, and none for a CPU
+    return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, TransportError):
-            return True
+        yield cause
         cause = cause.__cause__ or cause.__context__
-    return False
 
 
 def _say(text: str) -> None:
@@ -81,11 +114,61 @@ def watch_for_interrupt() -> None:
     threading.Thread(target=watch, name="interrupt", daemon=True).start()
 
 
+def watch_launcher() -> None:
+    """Leave soon after the launcher has gone without a word: nobody else would end a rank that waits for others."""
+    if not any(name in os.environ for name in _LAUNCHERS):
+        return  # started by hand: the shell may go
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(BETWEEN_LOOKS_AT_LAUNCHER)
+        _say("error: the launcher of this rank has gone")
+        os._exit(EXIT_FAILED)
+
+    threading.Thread(target=watch, name="launcher", daemon=True).start()
+
+
 def leave(code: int) -> NoReturn:
     """End the process. After a failure at once: threads that wait for a peer would hold it."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     if code != 0:
+        end_stopped_ranks()
         os._exit(code)
     sys.exit(0)
+
+
+def end_stopped_ranks() -> None:
+    """End the ranks of this job on this machine that are stopped.
+
+    A stopped process hears a request to end when it goes on; launchers wait half a minute before they use force.
+    """
+    mine = _meeting_place(os.environ)
+    if mine is None:
+        return
+    with contextlib.suppress(OSError):  # no /proc
+        for entry in os.scandir("/proc"):
+            if entry.name.isdigit() and _is_stopped(entry.path) and _meeting_place(_environment(entry.path)) == mine:
+                with contextlib.suppress(OSError):
+                    os.kill(int(entry.name), signal.SIGTERM)
+                    os.kill(int(entry.name), signal.SIGCONT)
+
+
+def _meeting_place(environment: Mapping[str, str]) -> tuple[str, ...] | None:
+    place = tuple(environment[name] for name in _MEETING_PLACE if name in environment)
+    return place if "RANK" in environment and len(place) == len(_MEETING_PLACE) else None
+
+
+def _is_stopped(process: str) -> bool:
+    with contextlib.suppress(OSError), open(f"{process}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[:1] == [b"T"]
+    return False
+
+
+def _environment(process: str) -> dict[str, str]:
+    with contextlib.suppress(OSError), open(f"{process}/environ", "rb") as file:
+        pairs = (entry.partition("=") for entry in file.read().decode(errors="replace").split("\0"))
+        return {name: value for name, _, value in pairs}
+    return {}

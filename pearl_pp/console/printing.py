@@ -36,6 +36,7 @@ class Printer:
         self._err = stderr or sys.stderr
         self._streams = self._out.isatty()
         self._opened: set[int] = set()
+        self._streaming: set[int] = set()
         self._progress: Progress | None = None
         self._tasks: dict[str, Any] = {}
 
@@ -58,8 +59,14 @@ class Printer:
             self._progress.stop()
         self._progress, self._tasks = None, {}
 
+    def plan(self, lines: Sequence[str]) -> None:
+        """Where everything will be, before anything is loaded."""
+        if not self._config.quiet:
+            for line in lines:
+                self._numbers(line)
+
     def start(self, plan_lines: Sequence[str], seed: int | None) -> None:
-        """The plan, the options that are not defaults, and the seed if one was drawn, after loading."""
+        """What has been chosen, the options that are not defaults, and the seed if one was drawn, after loading."""
         self.end_progress()
         if not self._streams and len(self._prompts) > 1:
             self.progress("prompts", 0, len(self._prompts))
@@ -81,6 +88,7 @@ class Printer:
         """A verified piece of the answer to prompt `index`, as soon as there is one."""
         if self._streams:
             self._open(index)
+            self._streaming.add(index)
             self._out.write(piece)
             self._out.flush()
 
@@ -88,11 +96,17 @@ class Printer:
         """The end of an answer; its whole text where nothing was streamed."""
         self._open(index)
         if output.error is not None:
+            if index in self._streaming:  # the error does not stand behind half an answer
+                self._out.write("\n")
+                self._out.flush()
             self._err.write(f"error in prompt {index + 1}: {one_line(output.error.removeprefix('prompt: '))}\n")
             self._err.flush()
         else:
             self._out.write("\n" if self._streams else output.text + "\n")
         self._out.flush()
+        if not self._config.quiet:
+            for note in output.notes:
+                self._numbers(f"note      {note}")
         if self._progress is not None:
             self.progress("prompts", index + 1, len(self._prompts))
 
@@ -133,6 +147,6 @@ def _why_no_draft(outputs: Sequence[RequestOutput]) -> str:
     finished = [output for output in outputs if output.error is None]
     if not finished:
         return "no prompt was answered"
-    if all(len(output.token_ids) <= 1 for output in finished):
+    if all(output.metrics.get("num_output_tokens", 0) <= 1 for output in finished):
         return "no answer is longer than one token"
     return "speculation was off; see the plan above"

@@ -10,7 +10,7 @@ from typing import Any
 
 from pearl_pp import builtin
 from pearl_pp.config import RunConfig, option_name, run_config
-from pearl_pp.config.reading import decode_utf8, nearest, one_line, read_text
+from pearl_pp.config.reading import decode_utf8, nearest, one_line, read_text, shortened
 from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.errors import UserError
 from pearl_pp.runtime.request import Prompt
@@ -49,12 +49,11 @@ def fix_seed(prompts: Sequence[Prompt]) -> tuple[list[Prompt], int | None]:
 
 
 def label(prompt: Prompt, width: int = 72) -> str:
-    """The prompt in one short line, for a heading."""
+    """The prompt in one short line, for a heading, without what a terminal would obey."""
     text = prompt.text if prompt.text is not None else "" if prompt.error is None else "(cannot be read)"
     if prompt.messages:
         text = str(prompt.messages[-1].get("content", ""))
-    text = " ".join(text.split())
-    return text if len(text) <= width else text[: width - 3] + "..."
+    return shortened(text, width)
 
 
 def _text_prompt(text: str, config: RunConfig) -> Prompt:
@@ -100,18 +99,19 @@ def _from_json_line(place: str, line: str, config: RunConfig) -> Prompt:
         content = json.loads(line)
         if not isinstance(content, dict):
             raise ValueError('must be an object such as {"prompt": "..."}')
-        messages = _messages(content.pop("messages", None))
-        text = _text(content.pop("prompt", None))
+        text, messages = content.pop("prompt", None), content.pop("messages", None)
         if (messages is None) == (text is None):
             raise ValueError('needs either "prompt" or "messages"')
-        params = _line_params(config, content)
+        messages = tuple(messages) if isinstance(messages, list) else messages
+        prompt = Prompt(text=text, messages=messages, chat=config.chat or messages is not None)
+        prompt.check()
+        return replace(prompt, params=_line_params(config, content))
     except json.JSONDecodeError as error:
         return Prompt(error=f"{place}: not JSON: {error.msg} at column {error.colno}")
     except RecursionError:
         return Prompt(error=f"{place}: is nested too deeply")
     except (ValueError, UserError) as error:
         return Prompt(error=f"{place}: {error}")
-    return Prompt(text=text, messages=messages, params=params, chat=config.chat or messages is not None)
 
 
 def _line_params(config: RunConfig, options: dict[str, Any]) -> SamplingParams:
@@ -126,30 +126,6 @@ def _line_params(config: RunConfig, options: dict[str, Any]) -> SamplingParams:
         names[name] = key
     values = {name: options[key] for name, key in names.items()}
     return run_config(config.sampling_params().model_dump() | values, names).sampling_params()
-
-
-def _text(value: object) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise ValueError(f"prompt {one_line(value)}: must be text")
-    if not _is_unicode(value):
-        raise ValueError("prompt: is not Unicode text (half a surrogate pair)")
-    return value
-
-
-def _messages(value: object) -> tuple[dict[str, Any], ...] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"messages {one_line(value)}: must be a list of objects")
-    for message in value:
-        known = isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message
-        if not known:
-            raise ValueError(f'messages: {one_line(message)} needs "role" and "content"')
-    if not _is_unicode(json.dumps(value, ensure_ascii=False)):
-        raise ValueError("messages: not Unicode text (half a surrogate pair)")
-    return tuple(value)
 
 
 def _is_unicode(text: str) -> bool:

@@ -1,11 +1,14 @@
 """The JSON record of a run, complete on disk after each request."""
 
 import contextlib
+import io
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pearl_pp.errors import UserError
 from pearl_pp.runtime.request import RequestOutput
@@ -37,7 +40,11 @@ def require_own_paths(written: dict[str, str | None], read: dict[str, str | None
 
 
 class JsonRecord:
-    """What `--json` writes: requests, config, plan, versions, totals, mode (the keys of DESIGN section 9)."""
+    """What `--json` writes: requests, config, plan, versions, totals, mode (the keys of DESIGN section 9).
+
+    A request is put into words once; after that it lives in the file alone, so a run of many requests needs no
+    more memory for its record than one of few. Raises UserError where the file cannot be written.
+    """
 
     def __init__(
         self,
@@ -50,30 +57,73 @@ class JsonRecord:
     ) -> None:
         self._path = path
         self._frame = {"config": config, "plan": plan, "versions": versions, "mode": mode}
+        self._totals: dict[str, Any] | None = None
+        self._ttfts = (0.0, 0)  # their sum and number
+        self._file: io.FileIO | None = None  # what is on disk now, up to `_end` as the next version will have it
+        self._end = 0
         self.outputs: list[RequestOutput] = []
-        self._write()
+        self._write(_HEAD)
 
     def add(self, output: RequestOutput) -> None:
-        """Add a finished request; the file on disk holds it when this returns."""
-        self.outputs.append(output)
-        self._write()
+        """Add a finished request; the file on disk holds it when this returns. `outputs` keeps its numbers alone."""
+        separator = ",\n" if self.outputs else "\n"
+        self._count(output.metrics)
+        self.outputs.append(_numbers_alone(output))
+        if self._path is not None:
+            self._write(separator + json.dumps(_request(output), ensure_ascii=False, allow_nan=False, indent=1))
 
     def totals(self) -> dict[str, Any]:
         """The metrics over all requests so far."""
-        from pearl_pp.runtime.metrics import totals  # the engine's rooms load torch: not before a run starts
+        return self._totals or _totals([])
 
-        return totals(output.metrics for output in self.outputs)
+    def _count(self, metrics: dict[str, Any]) -> None:
+        if not metrics:
+            return
+        seconds, number = self._ttfts
+        if metrics["ttft_s"] is not None:
+            self._ttfts = seconds, number = seconds + metrics["ttft_s"], number + 1
+        before = [] if self._totals is None else [self._totals]
+        self._totals = _totals([*before, metrics]) | {"ttft_s": seconds / number if number else None}
 
-    def _write(self) -> None:
+    def _write(self, addition: str) -> None:
+        """Replace the file by one that holds `addition` after what it holds of requests."""
         if self._path is None:
             return
-        content = {
-            "requests": [_request(output) for output in self.outputs],
-            **self._frame,
-            "totals": self.totals(),
-        }
-        text = json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1)
-        write_atomically(self._path, text + "\n")
+        rest = json.dumps({**self._frame, "totals": self.totals()}, ensure_ascii=False, allow_nan=False, indent=1)
+        try:
+            with _replacing(self._path) as file:
+                if self._file is not None:
+                    self._file.seek(0)
+                    _copy(self._file, file, self._end)
+                file.write(addition.encode())
+                end = file.tell()
+                file.write(f"\n],\n{rest.removeprefix('{').lstrip()}\n".encode())
+        except OSError as error:
+            raise UserError("--json", self._path, f"cannot be written: {error.strerror or error}") from None
+        # The version just written, whatever becomes of its name.
+        self._file = io.FileIO(self._path)
+        self._end = end
+
+
+_HEAD = '{\n"requests": ['
+
+
+def _totals(metrics: list[dict[str, Any]]) -> dict[str, Any]:
+    from pearl_pp.runtime.metrics import totals  # the engine's rooms load torch: not before a run starts
+
+    return totals(metrics)
+
+
+def _numbers_alone(output: RequestOutput) -> RequestOutput:
+    """`output` without its texts and lists."""
+    numbers = {name: value for name, value in output.metrics.items() if not isinstance(value, list | dict)}
+    return replace(output, prompt="", prompt_token_ids=[], token_ids=[], text="", logprobs=None, metrics=numbers)
+
+
+def _copy(source: io.FileIO, to: IO[bytes], num_bytes: int) -> None:
+    while num_bytes > 0 and (block := source.read(min(num_bytes, 2**20))):
+        to.write(block)
+        num_bytes -= len(block)
 
 
 def _request(output: RequestOutput) -> dict[str, Any]:
@@ -91,11 +141,18 @@ def _request(output: RequestOutput) -> dict[str, Any]:
 
 def write_atomically(path: str, text: str) -> None:
     """Replace the file at `path`: a reader finds the old content or the new, never half of it."""
+    with _replacing(path) as file:
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def _replacing(path: str) -> Iterator[IO[bytes]]:
+    """A new file that takes the place of the one at `path` when all is written, or leaves no trace."""
     target = Path(os.path.realpath(path))
     handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            yield file
         os.chmod(scratch, _mode(target))
         os.replace(scratch, target)
     except BaseException:

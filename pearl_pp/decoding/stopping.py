@@ -14,13 +14,17 @@ class StopReason(IntEnum):
     EOS = 1
     STOP_STRING = 2
     LENGTH = 3
+    NO_DISTRIBUTION = 4  # the target's logits for the next position cannot be used: the request has failed
+
+
+_FINISH_REASONS = {StopReason.EOS: "stop", StopReason.STOP_STRING: "stop", StopReason.LENGTH: "length"}
 
 
 def finish_reason(reason: StopReason) -> str:
-    """The word users read: "length" at the length limit, else "stop"."""
-    if reason is StopReason.NONE:
-        raise ValueError("the request has not ended")
-    return "length" if reason is StopReason.LENGTH else "stop"
+    """The word users read: "length" at the length limit, else "stop". Raises ValueError where there is no answer."""
+    if reason not in _FINISH_REASONS:
+        raise ValueError("the request has not ended" if reason is StopReason.NONE else "the request has failed")
+    return _FINISH_REASONS[reason]
 
 
 class StopChecker:
@@ -49,16 +53,18 @@ class StopChecker:
         self._num_shown = 0
         self.reason = StopReason.LENGTH if self._max_new == 0 else StopReason.NONE
 
-    def feed(self, new_ids: Sequence[int]) -> tuple[int, StopReason]:
+    def feed(self, new_ids: Sequence[int], ended_by: int = StopReason.NONE) -> tuple[int, StopReason]:
         """Take the next verified ids; returns how many of them belong to the answer, and why it ended if so.
 
         The token that ends the text is kept: an end-of-sequence token, the one that completes a stop string.
-        After the end nothing is kept.
+        After the end nothing is kept. ended_by: why the text ends after `new_ids`, where they do not show it.
         """
         for num_kept, token in enumerate(new_ids):
             if self.reason is not StopReason.NONE:
                 return num_kept, self.reason
             self._take(token)
+        if self.reason is StopReason.NONE and ended_by != StopReason.NONE:
+            self._end(StopReason(ended_by))
         return len(new_ids), self.reason
 
     def text(self) -> str:
@@ -81,10 +87,13 @@ class StopChecker:
         if self.reason is not StopReason.NONE:
             return
         if token in self._eos_token_ids:
-            self.reason = StopReason.EOS
+            self._end(StopReason.EOS)
         elif self._num_tokens == self._max_new:
-            self.reason = StopReason.LENGTH
-        if self.reason is not StopReason.NONE and self._detokenizer is not None:
+            self._end(StopReason.LENGTH)
+
+    def _end(self, reason: StopReason) -> None:
+        self.reason = reason
+        if self._detokenizer is not None:
             self._text += self._detokenizer.flush()
 
     def _append(self, piece: str) -> None:

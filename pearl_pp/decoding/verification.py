@@ -6,6 +6,7 @@ Daliri et al. 2024). All randomness comes from `noise`, so a position's may be u
 (see there).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -30,6 +31,19 @@ class Judgement(NamedTuple):
     rejected: bool
 
 
+class NoDistribution(ArithmeticError):
+    """The target's logits for `position`, which was to be judged next, say nothing: NaN, inf or all -inf."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(no_distribution(position))
+        self.position = position
+
+
+def no_distribution(position: int) -> str:
+    """What a user reads where the target's logits for `position` cannot be used."""
+    return f"the target's logits for position {position} give no distribution (NaN, inf or all -inf)"
+
+
 class VerificationRule(Protocol):
     """One way to draft and to judge that leaves the target's distribution as it is."""
 
@@ -50,8 +64,9 @@ class VerificationRule(Protocol):
 
         rows is len(drafted), or len(drafted) + 1: then the last row gives one more token if all are accepted
         (with nothing drafted, a plain draw from the target). probs: float32 [len(drafted), vocab], where
-        needs_probs. One copy to the host, two where `rejection` draws a token itself. When sampling, raises
-        ArithmeticError where a row of the target that is needed has no distribution (NaN, inf, all -inf).
+        needs_probs. One copy to the host, two where `rejection` draws a token itself. Raises NoDistribution where
+        a row of the target that is needed has none (NaN, inf, all -inf); every token drafted before its position
+        was accepted.
         """
         ...
 
@@ -66,7 +81,10 @@ class GreedyRule:
 
     def judge(self, scores: Tensor, drafted: Sequence[int], probs: Tensor | None, position: int) -> Judgement:
         _check_rows(scores, drafted)
-        return _compare(drafted, _argmax(scores))
+        chosen, values = _argmax_and_value(scores)
+        judgement = _compare(drafted, chosen)
+        _require(judgement, position, values)
+        return judgement
 
 
 class CoupledRule:
@@ -86,10 +104,9 @@ class CoupledRule:
 
     def judge(self, scores: Tensor, drafted: Sequence[int], probs: Tensor | None, position: int) -> Judgement:
         _check_rows(scores, drafted)
-        chosen, finite = _argmax_finite(self._perturbed(scores, position))
+        chosen, values = _argmax_and_value(self._perturbed(scores, position))
         judgement = _compare(drafted, chosen)
-        if not all(finite[: len(judgement.token_ids)]):
-            raise _no_distribution(position + finite.index(False))
+        _require(judgement, position, values)
         return judgement
 
     def _perturbed(self, scores: Tensor, position: int) -> Tensor:
@@ -157,14 +174,22 @@ def _argmax(scores: Tensor) -> list[int]:
     return scores.argmax(-1).tolist()
 
 
-def _argmax_finite(scores: Tensor) -> tuple[list[int], list[bool]]:
-    """The best id of each row and whether its score is a number (float64 [rows, vocab]); one host copy."""
+def _argmax_and_value(scores: Tensor) -> tuple[list[int], list[float]]:
+    """The best id of each row, as `_argmax` has it, and its score; one host copy."""
     if scores.device.type == "cpu":
         best = _argmax(scores)
-        return best, np.isfinite(scores.numpy()[range(len(best)), best]).tolist()
-    values, tokens = scores.max(-1)
-    chosen, finite = torch.stack([tokens, values.isfinite().long()]).tolist()
-    return chosen, [bool(flag) for flag in finite]
+        return best, scores[range(len(best)), best].tolist()
+    tokens = scores.argmax(-1, keepdim=True)
+    # float64 holds every id and every score exactly.
+    chosen, values = torch.cat([tokens.double(), scores.gather(-1, tokens).double()], -1).t().tolist()
+    return [int(token) for token in chosen], values
+
+
+def _require(judgement: Judgement, position: int, best_scores: Sequence[float]) -> None:
+    """Raise NoDistribution for the first row that `judgement` took an id from and whose best score is no number."""
+    for row, best in enumerate(best_scores[: len(judgement.token_ids)]):
+        if not math.isfinite(best):
+            raise NoDistribution(position + row)
 
 
 def _compare(drafted: Sequence[int], chosen: Sequence[int]) -> Judgement:
@@ -199,16 +224,11 @@ def _inverse_cdf(weights: Tensor, draw: float) -> Tensor:
 
 
 def _certain_draw(weights: Tensor, draw: float, position: int) -> int:
-    """The id drawn from weights [vocab], or ArithmeticError where they are no distribution."""
+    """The id drawn from weights [vocab]. Raises NoDistribution where they are none."""
     token = _inverse_cdf(weights, draw)
     token_id, drawable = torch.cat([token, (weights.gather(0, token) > 0).long()]).tolist()
     if not drawable:  # no distribution at all, or the rounding of a device's parallel cumsum
         token_id = int(weights.nan_to_num(0.0).argmax())
         if not weights[token_id] > 0:
-            raise _no_distribution(position)
+            raise NoDistribution(position)
     return token_id
-
-
-def _no_distribution(position: int) -> ArithmeticError:
-    reason = "give no distribution (NaN, inf or all -inf)"
-    return ArithmeticError(f"the target's logits for position {position} {reason}")

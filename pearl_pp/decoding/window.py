@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pearl_pp.messages import Outcome, Verdict
+from pearl_pp.messages import Verdict
 
 
 class Chunk(NamedTuple):
@@ -89,11 +89,11 @@ class SequenceState:
         return min(self.drafted, chunk.end + 1) - chunk.first_judged
 
     def apply(self, verdict: Verdict) -> None:
-        """Commit the oldest chunk's verdict; after a rejection or a bonus everything beyond it is dropped."""
+        """Commit the oldest chunk's verdict; at a restart everything beyond it is dropped."""
         self.in_flight.popleft()
         self.committed += len(verdict.token_ids)
         self.stop = verdict.stop
-        if verdict.outcome is Outcome.ACCEPTED and not verdict.stop:
+        if not verdict.restarts and not verdict.stop:
             return
         self.in_flight.clear()
         self.drafted = self.committed

@@ -1,4 +1,4 @@
-"""One rank of a group that is kept alive and told to run single prompts: started by torchrun, led by rank 0's pipe.
+"""One rank of a group that is kept alive and told what to do: started by torchrun, led by rank 0's pipe.
 
 torchrun --standalone --nproc-per-node N -m pearl_pp.experiments.bench_rank OPTIONS.json-text
 """
@@ -15,11 +15,20 @@ from pearl_pp.config import RunConfig, run_config
 from pearl_pp.errors import UserError
 from pearl_pp.experiments.commands import prompt_of
 from pearl_pp.experiments.lines import Told
+from pearl_pp.experiments.measured_times import REPEATS, measured_costs
+from pearl_pp.experiments.pass_times import measure_ranks
 from pearl_pp.experiments.windows import windows
-from pearl_pp.runtime.engine import PearlPP, make_schedule
-from pearl_pp.runtime.request import Prompt
+from pearl_pp.runtime.engine import PearlPP
+from pearl_pp.runtime.link_times import measure_links
+from pearl_pp.runtime.pair import ModelPair, Source
+from pearl_pp.runtime.request import Prompt, RequestOutput
+from pearl_pp.runtime.warm_up import make_schedule
 from pearl_pp.schedule.schedule import TICKS, Schedule
-from pearl_pp.transport.base import Transport
+from pearl_pp.simulation.costs import MeasuredCosts
+from pearl_pp.simulation.simulator import Simulator
+from pearl_pp.simulation.verdicts import replayed
+from pearl_pp.stages.source import ModelSource
+from pearl_pp.transport.base import Channel, Transport
 from pearl_pp.transport.torch_distributed import connect
 
 _IDLE_S = 24 * 3600.0
@@ -34,18 +43,38 @@ class BenchRank:
 
     def __init__(self, config: RunConfig, transport: Transport) -> None:
         self._config = config
+        self._transport = transport
         self._engine = PearlPP(config, transport=transport, keeps_events=True)
         self._engine.take_events()  # of the warm-up
-        self._schedules: dict[int | str, Schedule] = {config.gamma: self._engine.plan.schedule}
+        self._pair = self._engine.plan.pair
+        self._schedules: dict[int | str, Schedule] = {config.gamma: self._engine.schedule}
+        self._costs: MeasuredCosts | None = None
 
     def describe(self) -> dict[str, Any]:
-        return {"plan": self._engine.plan.record(), "versions": self._engine.versions}
+        plan = self._engine.plan.record()
+        return {"plan": plan, "versions": self._engine.versions, "pair": describe_pair(self._pair, plan["device"])}
+
+    def do(self, command: dict[str, Any]) -> dict[str, Any] | None:
+        """Collective: {"measure": ..} or {"gamma": .., "prompt": ..}; rank 0's answer, None on the others."""
+        if "measure" in command:
+            return self.measure(**command["measure"])
+        return self.run(command["gamma"], prompt_of(command["prompt"]))
+
+    def measure(self, repeats: int = REPEATS, links: bool = True) -> dict[str, Any] | None:
+        """Collective: single passes of all ranks, and messages between them."""
+        ranks = measure_ranks(self._transport, self._engine.module, _most_positions(self._pair), repeats)
+        table = measure_links(self._transport, Channel.ACTIVATIONS) if links else None
+        if ranks is None:
+            return None
+        self._costs = measured_costs(ranks, self._pair.placement)
+        return {"ranks": [rank.record() for rank in ranks], "links": table}
 
     def run(self, gamma: int | str, prompt: Prompt) -> dict[str, Any] | None:
         """Collective: one prompt with `gamma`; what rank 0 saw, None on the others."""
         if gamma not in self._schedules:
             self._schedules[gamma] = self._schedule(int(gamma))
-        schedule = self._engine.plan.schedule = self._schedules[gamma]
+        schedule = self._schedules[gamma]
+        self._engine.use(schedule)
         outputs = self._engine.generate([prompt])
         events = self._engine.take_events()
         if events is None:
@@ -58,6 +87,7 @@ class BenchRank:
             "token_ids": output.token_ids,
             "finish_reason": output.finish_reason,
             "metrics": output.metrics,
+            "simulated_tokens_per_s": self._simulated_tokens_per_s(schedule, prompt, output),
             "tokens_per_interval": _tokens_per_interval(schedule),
             "interval_share": schedule.verify_interval / schedule.num_stages,
             "num_shards": max((len(replica) for replica in schedule.replicas), default=0),
@@ -65,8 +95,40 @@ class BenchRank:
         }
 
     def _schedule(self, gamma: int) -> Schedule:
-        pair = self._engine.plan.pair
-        return make_schedule(self._config, replace(pair, placement=replace(pair.placement, gamma=gamma)))
+        placement = replace(self._pair.placement, gamma=gamma)
+        return make_schedule(self._config, replace(self._pair, placement=placement))
+
+    def _simulated_tokens_per_s(self, schedule: Schedule, prompt: Prompt, output: RequestOutput) -> float | None:
+        """The same request with the same verdicts, if passes took what single ones do and nothing else took time."""
+        prompt_len, num_ids = len(output.prompt_token_ids), len(output.token_ids)
+        if self._costs is None or num_ids < 2:
+            return None
+        total_len = min(prompt_len + prompt.params.max_new_tokens, self._pair.max_len)
+        draft_end = self._pair.draft.max_positions + 1 if self._pair.draft else None
+        judge = replayed(output.metrics["accepted_runs"], prompt_len + num_ids)
+        simulator = Simulator(schedule, self._costs, judge)
+        return simulator.run(prompt_len, total_len, draft_end).decode_tokens_per_s
+
+
+def describe_pair(pair: ModelPair, device: str) -> dict[str, Any]:
+    """Sizes of both models, by the names of a profile."""
+
+    def sizes(source: Source) -> dict[str, int]:
+        assert isinstance(source, ModelSource)
+        kv_bytes = source.kv_bytes_per_token(pair.dtype)
+        return {"num_layers": source.num_layers, "hidden_size": source.hidden_size, "kv_bytes_per_token": kv_bytes}
+
+    return {
+        "target": sizes(pair.target) | {"vocab_size": pair.vocabulary.size},
+        "draft": None if pair.draft is None else sizes(pair.draft),
+        "dtype": str(pair.dtype).removeprefix("torch."),
+        "device": device,
+    }
+
+
+def _most_positions(pair: ModelPair) -> int:
+    """Positions that both models take."""
+    return min(pair.max_len, *(source.max_positions for source in (pair.target, pair.draft) if source is not None))
 
 
 def _tokens_per_interval(schedule: Schedule) -> float | None:
@@ -80,14 +142,14 @@ def _tokens_per_interval(schedule: Schedule) -> float | None:
 
 def _follow(bench: BenchRank, transport: Transport) -> None:
     while command := json.loads(transport.broadcast_bytes(None, src=0, timeout_s=_IDLE_S)):
-        bench.run(command["gamma"], prompt_of(command["prompt"]))
+        bench.do(command)
 
 
 def _lead(bench: BenchRank, transport: Transport, told: Told) -> None:
     told.answer(bench.describe())
     while (command := told.next()) is not None:
         transport.broadcast_bytes(json.dumps(command).encode(), src=0)
-        told.answer(bench.run(command["gamma"], prompt_of(command["prompt"])))
+        told.answer(bench.do(command))
     transport.broadcast_bytes(b"{}", src=0)
 
 

@@ -2,18 +2,20 @@
 
 Each row runs several times, interleaved with all others, with the same seeds. Speeds are tokens per T (the time
 of one target pass): emulated medians, then what the simulator says with free messages, and with the message cost
-that plain decoding shows on this machine.
+that plain decoding shows on this machine. `--table prefill` compares times to the first token instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,94 +23,26 @@ import torch
 import yaml
 
 from pearl_pp.config import RunConfig, read_profile
-from pearl_pp.experiments.rank_group import EmulatedRun, RankGroup, pass_slots
-from pearl_pp.runtime.engine import make_schedule
+from pearl_pp.experiments.emulated_rows import TABLES, Row, profile_path
+from pearl_pp.experiments.rank_group import EmulatedRun, RankGroup, exact_schedule
+from pearl_pp.runtime.emulation import EmulatedPair
 from pearl_pp.runtime.loading import open_pair
-from pearl_pp.schedule.schedule import TICKS
+from pearl_pp.runtime.simulated import simulate
 from pearl_pp.simulation.costs import FREE, Overheads, ProfileCosts
-from pearl_pp.simulation.simulator import Simulator
+from pearl_pp.simulation.expectation import simulated_cycle
 from pearl_pp.simulation.timeline import Timeline
-from pearl_pp.simulation.verdicts import independent
 
-PROFILES = Path("configs/profiles")
-PROMPT_LEN = 4
 SEED = 5
+LEAST_GAMMA = 4
 
-
-@dataclass(frozen=True)
-class Row:
-    """A configuration.
-
-    Args:
-        num_ranks: all of them, with the draft's own.
-        least: percent of `reference` (another row's name) that it must reach, 0 where there is none.
-    """
-
-    name: str
-    num_ranks: int
-    profile: str
-    acceptance: float
-    options: dict[str, Any] = field(default_factory=dict)
-    reference: str = ""
-    least: float = 0.0
-
-
-def must_rows() -> list[Row]:
-    """What several windows in flight must gain over PEARL with a rank for the draft alone."""
-    rows = []
-
-    def group(num_stages: int, ratio: int, acceptance: float, others: Iterable[tuple[str, dict, float]]) -> None:
-        title = f"N {num_stages} c {ratio} alpha {acceptance:g}"
-        profile = f"even_c{ratio}"
-        reference = f"{title} dedicated"
-        rows.append(Row(reference, num_stages + 1, profile, acceptance, {"placement": "dedicated"}))
-        for name, options, least in others:
-            rows.append(Row(f"{title} {name}", num_stages, profile, acceptance, options, reference, least))
-
-    hop = {"placement": "hop"}
-
-    def pipelined(fill: int, interval: int) -> dict:
-        return {"placement": "pipelined", "fill": fill, "verify_interval": interval}
-
-    single = {"placement": "single", "fill": 4, "verify_interval": 1}
-    group(
-        4, 8, 0.7, [("hop", hop, 97), ("p 2", pipelined(1, 2), 112), ("F 3 p 2", pipelined(3, 2), 120),
-                    ("one replica F 4 p 1", single, 114)],
-    )  # fmt: skip
-    group(4, 8, 0.8, [("hop", hop, 97), ("p 2", pipelined(1, 2), 110), ("F 3 p 2", pipelined(3, 2), 114)])
-    group(8, 12, 0.7, [("F 7 p 2", pipelined(7, 2), 127)])
-    group(3, 8, 0.7, [("F 3 p 2", pipelined(3, 2), 108)])
-    group(2, 8, 0.7, [("F 2 p 2", pipelined(2, 2), 105)])
-    return rows
-
-
-def profile_rows() -> list[Row]:
-    """Every placement on three machines: the simulator with measured message costs must agree within 5 %."""
-    placements: dict[str, dict[str, Any]] = {
-        "single": {"placement": "single"},
-        "hop": {"placement": "hop"},
-        "hop catchup": {"placement": "hop", "handoff": "catchup"},
-        "pipelined": {"placement": "pipelined", "verify_interval": 2},
-        "sharded": {"placement": "sharded"},
-        "dedicated": {"placement": "dedicated"},
-        "sd": {"strategy": "sd", "gamma": 5},
-    }
-    profiles = ("even_c8", "consumer_4x24gb_32b", "two_machines_10gbe_32b")
-    return [
-        Row(f"{profile} {name}", 4, profile, read_profile(str(PROFILES / f"{profile}.yaml")).acceptance, options)
-        for profile in profiles
-        for name, options in placements.items()
-    ]
-
-
-TABLES = {"must": must_rows, "profiles": profile_rows}
+Runs = Mapping[str, Sequence[EmulatedRun]]
 
 
 class Bench:
     """Runs rows on groups of ranks that it keeps.
 
     Args:
-        folder: for profiles with another acceptance.
+        folder: for profiles with another acceptance, and placements.
     """
 
     def __init__(self, folder: Path, num_tokens: int) -> None:
@@ -117,35 +51,50 @@ class Bench:
         self._groups: dict[int, RankGroup] = {}
 
     def options(self, row: Row) -> dict[str, Any]:
-        content = yaml.safe_load((PROFILES / f"{row.profile}.yaml").read_text()) | {"acceptance": row.acceptance}
-        path = self._folder / f"{row.profile}_{row.acceptance:g}.yaml"
+        content = yaml.safe_load(profile_path(row.profile).read_text()) | {"acceptance": row.acceptance}
+        options = {"emulate": self._written(f"{row.profile}_{row.acceptance:g}", content), "seed": SEED, **row.options}
+        if row.placement_file is not None:
+            options["placement"] = self._written(row.name.replace(" ", "_"), row.placement_file)
+        return options
+
+    def _written(self, name: str, content: dict[str, Any]) -> str:
+        path = self._folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(content))
-        return {"emulate": str(path), "seed": SEED, **row.options}
+        return str(path)
+
+    def at_best_gamma(self, row: Row) -> Row:
+        """`row` with the gamma, out of 4 .. 2c and the exact pace, that is expected to be fastest without overheads."""
+        config = RunConfig(**self.options(row))
+        pair = open_pair(config, row.num_ranks, torch.device("cpu"))
+        assert isinstance(pair, EmulatedPair)
+        costs = ProfileCosts(pair.profile, pair.placement)
+
+        def expected(gamma: int | None) -> float:
+            schedule = exact_schedule(config, replace(pair, placement=replace(pair.placement, gamma=gamma)))
+            return simulated_cycle(schedule, costs).tokens_per_s(row.acceptance)
+
+        best = max([None, *range(LEAST_GAMMA, round(2 * pair.profile.ratio) + 1)], key=expected)
+        pace = "the exact pace" if best is None else f"gamma {best}"
+        print(f"{row.name}: {pace} is the best of the exact one and gamma {LEAST_GAMMA} .. 2c (simulated)", flush=True)
+        others = {name: value for name, value in row.options.items() if name != "gamma"}
+        return replace(row, options=others if best is None else others | {"gamma": best})
 
     def emulate(self, row: Row) -> EmulatedRun:
         group = self._groups.get(row.num_ranks)
         if group is None or group.closed:
             self._groups[row.num_ranks] = RankGroup(row.num_ranks)
-        return self._groups[row.num_ranks].run(self.options(row), self._num_tokens, PROMPT_LEN, _exact(row))
+        num_tokens = row.num_tokens or self._num_tokens
+        return self._groups[row.num_ranks].run(self.options(row), num_tokens, row.prompt_len, exact_pace=True)
 
     def simulate(self, row: Row, overheads: Overheads) -> Timeline:
-        config = RunConfig(**self.options(row))
-        pair = open_pair(config, row.num_ranks, torch.device("cpu"))
-        profile = read_profile(str(config.emulate))
-        schedule = make_schedule(config, pair)
-        if _exact(row) and schedule.replicas:
-            schedule = schedule.with_pass_ticks(round(pass_slots(config, row.num_ranks) * TICKS))
-        judge = independent(profile.acceptance, SEED)
-        costs = ProfileCosts(profile, pair.placement, overheads)
-        return Simulator(schedule, costs, judge).run(PROMPT_LEN, PROMPT_LEN + self._num_tokens)
+        config = RunConfig(**self.options(row), max_new_tokens=row.num_tokens or self._num_tokens)
+        return simulate(config, row.num_ranks, row.prompt_len, overheads).timeline
 
     def measured_overheads(self, num_ranks: int) -> Overheads:
         """What this machine adds to passes and messages, from plain decoding: N of each a token and nothing else."""
-        row = Row("plain", num_ranks, "even_c8", 0.7, {"strategy": "ar", "max_new_tokens": 1})
-        num_tokens, self._num_tokens = self._num_tokens, 40
+        row = Row("plain", num_ranks, "even_c8", 0.7, {"strategy": "ar"}, num_tokens=40)
         plain = self.emulate(row)
         free = self.simulate(row, FREE).decode_tokens_per_s
-        self._num_tokens = num_tokens
         assert free is not None
         pass_s = plain.pass_overhead_s
         return Overheads(max(0.0, (1 / plain.tokens_per_s - 1 / free) / num_ranks - pass_s), pass_s=pass_s)
@@ -155,51 +104,112 @@ class Bench:
             group.close()
 
 
-def _exact(row: Row) -> bool:
-    return "gamma" not in row.options and row.options.get("strategy", "pearl") == "pearl"
-
-
-def measure(rows: list[Row], num_tokens: int, rounds: int) -> None:
-    """Runs all rows `rounds` times and prints the table."""
+def measure(
+    rows: Sequence[Row], num_tokens: int, rounds: int, first_token: bool = False, path: str | None = None
+) -> None:
+    """Runs all rows `rounds` times, prints the table and writes all runs to `path`."""
     runs: dict[str, list[EmulatedRun]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         bench = Bench(Path(folder), num_tokens)
         stack.callback(bench.close)
+        rows = [bench.at_best_gamma(row) if row.sweeps else row for row in rows]
         overheads = {n: bench.measured_overheads(n) for n in sorted({row.num_ranks for row in rows})}
         for number in range(rounds):
             for row in rows:
-                runs[row.name].append(bench.emulate(row))
+                run = bench.emulate(row)
+                runs[row.name].append(run)
                 print(
-                    f"emulated run {number + 1} {row.name}: {runs[row.name][-1].tokens_per_s:.3f} tokens/s", flush=True
+                    f"emulated run {number + 1} {row.name}: first token after {run.first_token_s:.3f} s, "
+                    f"then {run.tokens_per_s:.3f} tokens/s",
+                    flush=True,
                 )
         for num_ranks, measured in overheads.items():
             costs = f"{measured.message_s * 1e3:.3f} ms a message, {measured.pass_s * 1e3:.3f} ms a pass"
             print(f"emulated plain decoding, {num_ranks} ranks: {costs}")
-        print_table(rows, bench, runs, overheads)
+        simulated = {
+            row.name: [bench.simulate(row, costs) for costs in (FREE, overheads[row.num_ranks])] for row in rows
+        }
+        print(
+            "\n".join(first_token_lines(rows, runs, simulated) if first_token else speed_lines(rows, runs, simulated))
+        )
+        if path is not None:
+            Path(path).write_text(json.dumps(record(rows, runs, simulated, overheads), indent=1) + "\n")
 
 
-def print_table(
-    rows: list[Row], bench: Bench, runs: dict[str, list[EmulatedRun]], measured: dict[int, Overheads]
-) -> None:
+def speed_lines(rows: Sequence[Row], runs: Runs, simulated: Mapping[str, Sequence[Timeline]]) -> list[str]:
     """Speeds in tokens per T; percent of the reference row; percent of the two simulations."""
-    print(f"{'':34} emulated  overrun  of reference      simulated free   simulated with message costs")
+    lines = [f"{'':42} emulated  overrun  of reference      simulated free   simulated with message costs"]
     for row in rows:
-        pass_s = read_profile(str(PROFILES / f"{row.profile}.yaml")).target.pass_ms * 1e-3
-        speed = _median(runs[row.name])
+        pass_s = _pass_s(row.profile)
+        speed = _speed(runs[row.name])
         overrun = statistics.median(run.sleep_overrun_s / run.verdict_times[-1] for run in runs[row.name])
         cells = []
-        for overheads in (FREE, measured[row.num_ranks]):
-            simulated = bench.simulate(row, overheads).decode_tokens_per_s
-            assert simulated is not None
-            cells.append(f"{simulated * pass_s:6.3f} {100 * speed / simulated:6.1f} %")
-        over = ""
-        if row.reference:
-            over = f"{100 * speed / _median(runs[row.reference]):6.1f} % (>= {row.least:g})"
-        print(f"{row.name:34} {speed * pass_s:7.3f}  {100 * overrun:5.2f} %  {over:16}  {cells[0]}   {cells[1]}")
+        for timeline in simulated[row.name]:
+            rate = timeline.decode_tokens_per_s
+            assert rate is not None
+            cells.append(f"{rate * pass_s:6.3f} {100 * speed / rate:6.1f} %")
+        over = f"{100 * speed / _speed(runs[row.reference]):6.1f} % {_bound(row)}" if row.reference else ""
+        lines.append(f"{row.name:42} {speed * pass_s:7.3f}  {100 * overrun:5.2f} %  {over:16}  {cells[0]}   {cells[1]}")
+    return lines
 
 
-def _median(runs: list[EmulatedRun]) -> float:
+def first_token_lines(rows: Sequence[Row], runs: Runs, simulated: Mapping[str, Sequence[Timeline]]) -> list[str]:
+    """Times to the first token in ms; percent of the reference row; percent of the two simulations."""
+    lines = [f"{'ms to the first token':42} emulated  of reference      simulated free   simulated with message costs"]
+    for row in rows:
+        seconds = _first_token_s(runs[row.name])
+        times = [timeline.verdicts[0][0] for timeline in simulated[row.name]]
+        cells = [f"{1e3 * time:8.1f} {100 * seconds / time:6.1f} %" for time in times]
+        over = f"{100 * seconds / _first_token_s(runs[row.reference]):6.1f} % {_bound(row)}" if row.reference else ""
+        lines.append(f"{row.name:42} {1e3 * seconds:8.1f}  {over:16}  {cells[0]}   {cells[1]}")
+    return lines
+
+
+def record(
+    rows: Sequence[Row],
+    runs: Runs,
+    simulated: Mapping[str, Sequence[Timeline]],
+    overheads: Mapping[int, Overheads],
+) -> dict[str, Any]:
+    """Everything measured, as JSON holds it; simulated times are without overheads and with them."""
+
+    def figures(timeline: Timeline) -> dict[str, Any]:
+        return {"first_token_s": timeline.verdicts[0][0], "tokens_per_s": timeline.decode_tokens_per_s}
+
+    return {
+        "mode": "emulated",
+        "seed": SEED,
+        "overheads": {num_ranks: asdict(measured) for num_ranks, measured in overheads.items()},
+        "rows": [
+            asdict(row)
+            | {
+                "emulated": [
+                    asdict(run) | {"first_token_s": run.first_token_s, "tokens_per_s": run.tokens_per_s}
+                    for run in runs[row.name]
+                ],
+                "simulated": [figures(timeline) for timeline in simulated[row.name]],
+            }
+            for row in rows
+        ],
+    }
+
+
+@cache
+def _pass_s(profile: str) -> float:
+    return read_profile(str(profile_path(profile))).target.one_token_ms * 1e-3
+
+
+def _bound(row: Row) -> str:
+    bounds = [f">= {row.least:g}"] * bool(row.least) + [f"<= {row.most:g}"] * bool(row.most)
+    return f"({', '.join(bounds)})" if bounds else ""
+
+
+def _speed(runs: Sequence[EmulatedRun]) -> float:
     return statistics.median(run.tokens_per_s for run in runs)
+
+
+def _first_token_s(runs: Sequence[EmulatedRun]) -> float:
+    return statistics.median(run.first_token_s for run in runs)
 
 
 def main() -> None:
@@ -208,11 +218,14 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", metavar="FILE", help="write all runs here")
     options = parser.parse_args()
-    rows = [row for row in TABLES[options.table]() if options.only in row.name or options.only == ""]
+    table = TABLES[options.table]
+    everything = table.rows()
+    rows = [row for row in everything if options.only in row.name]
     wanted = {row.reference for row in rows if row.reference} - {row.name for row in rows}
-    rows = [row for row in TABLES[options.table]() if row.name in wanted] + rows
-    measure(rows, options.tokens, options.rounds)
+    rows = [row for row in everything if row.name in wanted] + rows
+    measure(rows, options.tokens, options.rounds, table.first_token, options.json)
 
 
 if __name__ == "__main__":

@@ -23,14 +23,23 @@ def speed(runs: Sequence[Run]) -> dict[str, Any]:
     def added(*names: str) -> float:
         return sum(m[name] for m in metrics for name in names)
 
-    judged = added("num_accepted_tokens", "num_rejected_tokens")
     return {
         "tokens_per_s": _median(m["decode_tokens_per_s"] for m in metrics),
+        "of_simulated": _median(
+            run["metrics"]["decode_tokens_per_s"] / run["simulated_tokens_per_s"]
+            for run in runs
+            if run["metrics"]["decode_tokens_per_s"] and run["simulated_tokens_per_s"]
+        ),
         "all_tokens_per_s": _ratio(added("num_decode_tokens"), added("decode_s")),
-        "acceptance_rate": _ratio(added("num_accepted_tokens"), judged),
+        "acceptance_rate": _ratio(added("num_accepted_tokens"), num_judged(runs)),
         "tokens_per_target_pass": _ratio(added("num_output_tokens"), added("num_target_passes")),
         "num_output_tokens": int(added("num_output_tokens")),
     }
+
+
+def num_judged(runs: Sequence[Run]) -> int:
+    """Drafted tokens that were accepted or rejected."""
+    return sum(run["metrics"][f"num_{fate}_tokens"] for run in runs for fate in ("accepted", "rejected"))
 
 
 def paired_ratio(runs: Sequence[Run], others: Sequence[Run]) -> float | None:
@@ -127,6 +136,7 @@ def headline(record: Mapping[str, Any]) -> dict[str, tuple[float | None, bool]]:
     for entry in record["configurations"]:
         if entry["best"]:
             figures[f"{entry['name']} tokens/s"] = (entry["speed"]["tokens_per_s"], True)
+            figures[f"{entry['name']} of simulated"] = (entry["speed"].get("of_simulated"), True)
             windows = entry["windows"]
             figures[f"{entry['name']} window ms"] = (windows and windows["kinds"]["all"]["window_ms"], False)
             figures[f"{entry['name']} window - ideal ms"] = (windows and windows["kinds"]["all"]["excess_ms"], False)

@@ -6,9 +6,8 @@ configurations, one right after another, so that a drift of the machine hits all
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from rich.console import Console
 
 from pearl_pp.config import RunConfig
 from pearl_pp.experiments import figures, history, tables
-from pearl_pp.experiments.commands import CONTEXT, prompt_message
+from pearl_pp.experiments.commands import CONTEXT, OnProgress, cpu_name, group_program, options_text, prompt_message
 from pearl_pp.experiments.lines import Program
 from pearl_pp.runtime.request import Prompt
 
@@ -27,7 +26,8 @@ REPEATS = 12
 WARM_UP_TOKENS = 16
 
 Gamma = int | str
-OnProgress = Callable[[str, int, int], None]
+BESIDE = ("ar", "sd", "dedicated")
+SD_GAMMAS = (2, 3, 4, 5, 6, 8)  # the best gamma of sd lies below that of pearl: its target waits for all of the round
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Settings:
         config: the placement and the pair that are measured, with all other run options.
         num_ranks: of the target's stages; `dedicated` gets one more for its draft.
         gammas: each is measured, with the placement and with `dedicated`; of both the best is taken.
+        sd_gammas: the same for `sd`.
+        beside: what is measured beside the placement, out of `BESIDE`.
         record: file to which the record is added.
     """
 
@@ -46,6 +48,8 @@ class Settings:
     num_ranks: int
     rounds: int
     gammas: tuple[Gamma, ...]
+    sd_gammas: tuple[int, ...] = SD_GAMMAS
+    beside: tuple[str, ...] = BESIDE
     record: str | None = None
 
 
@@ -65,7 +69,7 @@ class Configuration:
 
 
 def configurations(settings: Settings) -> list[Configuration]:
-    """The placement asked for and `dedicated` with every gamma, and the target alone."""
+    """The placement asked for with every gamma; beside it the target alone, `sd` and `dedicated` with every gamma."""
     config, num_ranks = settings.config, settings.num_ranks
     # A group of ranks starts with one gamma; only with `auto` does it measure t and T as it does.
     first = "auto" if "auto" in settings.gammas else settings.gammas[0]
@@ -75,11 +79,14 @@ def configurations(settings: Settings) -> list[Configuration]:
     tested = config.updated(placement=placement, gamma=first)
     alone = config.updated(**(shared | plain | {"strategy": "ar", "gamma": "auto"}))
     dedicated = config.updated(**(shared | plain | {"strategy": "pearl", "placement": "dedicated"}))
-    return [
-        *(Configuration(Path(placement).stem, tested, num_ranks, gamma) for gamma in settings.gammas),
-        Configuration("ar", alone, num_ranks, None),
-        *(Configuration("dedicated", dedicated, num_ranks + 1, gamma) for gamma in settings.gammas),
-    ]
+    turns = config.updated(**(shared | plain | {"strategy": "sd", "gamma": settings.sd_gammas[0]}))
+    beside = {
+        "ar": [Configuration("ar", alone, num_ranks, None)],
+        "sd": [Configuration("sd", turns, num_ranks, gamma) for gamma in settings.sd_gammas],
+        "dedicated": [Configuration("dedicated", dedicated, num_ranks + 1, gamma) for gamma in settings.gammas],
+    }
+    own = [Configuration(Path(placement).stem, tested, num_ranks, gamma) for gamma in settings.gammas]
+    return own + [configuration for name in BESIDE if name in settings.beside for configuration in beside[name]]
 
 
 class Bench:
@@ -89,8 +96,11 @@ class Bench:
         self._settings = settings
         self.measured = measured
         groups = {c.name: c for c in measured}
-        programs = {name: Program(*_group(c)) for name, c in groups.items()}
-        options = _json(measured[0].config)
+        programs = {
+            name: Program(f"{name} on {c.num_ranks} ranks", group_program(c.config, c.num_ranks))
+            for name, c in groups.items()
+        }
+        options = options_text(measured[0].config)
         module = ["pearl_pp.experiments.reference", options, str(settings.num_ranks)]
         self._reference = Program("transformers", module)
         for program in (*programs.values(), self._reference):
@@ -107,8 +117,13 @@ class Bench:
         gamma = configuration.config.gamma if configuration.gamma is None else configuration.gamma
         return self._programs[configuration.name].ask({"gamma": gamma, "prompt": prompt_message(prompt)})
 
+    def measure_ranks(self) -> None:
+        """Passes of every group on its own ranks: what its simulated speeds are made of."""
+        for program in self._programs.values():
+            program.ask({"measure": {"links": False}})
+
     def measure_passes(self, num_tokens: Sequence[int]) -> None:
-        """One round of single passes."""
+        """One round of single passes beside those of transformers."""
         answer = self._reference.ask({"passes": {"num_tokens": num_tokens, "repeats": REPEATS}})
         for name, by_number in answer.items():
             for number, passes in by_number.items():
@@ -135,6 +150,8 @@ def measure(settings: Settings, on_progress: OnProgress = lambda *_: None) -> di
             first = settings.prompts[0]
             short = first.params.model_copy(update={"max_new_tokens": WARM_UP_TOKENS})
             bench.run(configuration, replace(first, params=short))
+        on_progress("passes", 0, 1)
+        bench.measure_ranks()
         load["rounds_begin"] = os.getloadavg()[0]
         num_tokens = _num_tokens(bench)
         for done, (prompt_number, turn) in enumerate(_turns(settings, len(bench.measured))):
@@ -204,7 +221,7 @@ def _record(
     best = _best(bench.measured)
     tested = bench.measured[0].name
     plan = bench.described[tested]["plan"]
-    cpu, cores = _cpu(), os.cpu_count()
+    cpu, cores = cpu_name(), os.cpu_count()
     entries = [
         {
             "name": c.name,
@@ -217,7 +234,8 @@ def _record(
         }
         for c in bench.measured
     ]
-    options = settings.config.non_default() | {"gamma": list(settings.gammas)}
+    swept = {"gamma": list(settings.gammas), "sd_gamma": list(settings.sd_gammas), "beside": list(settings.beside)}
+    options = settings.config.non_default() | swept
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": "bench overhead",
@@ -238,8 +256,7 @@ def _record(
         "passes": figures.pass_figures(bench.passes["target"], bench.passes["draft"]),
         "configurations": entries,
         "ratios": {
-            f"{tested}/{other}": figures.paired_ratio(best[tested].runs, best[other].runs)
-            for other in ("ar", "dedicated")
+            f"{tested}/{other}": figures.paired_ratio(best[tested].runs, best[other].runs) for other in settings.beside
         },
     }
 
@@ -253,23 +270,3 @@ def _best(measured: Sequence[Configuration]) -> dict[str, Configuration]:
         if configuration.name not in best or rate > rates[configuration.name]:
             best[configuration.name], rates[configuration.name] = configuration, rate
     return best
-
-
-def _group(configuration: Configuration) -> tuple[str, list[str]]:
-    """Name and command of a group of ranks."""
-    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={configuration.num_ranks}"]
-    module = ["-m", "pearl_pp.experiments.bench_rank", _json(configuration.config)]
-    return f"{configuration.name} on {configuration.num_ranks} ranks", [*launcher, *module]
-
-
-def _json(config: RunConfig) -> str:
-    return json.dumps(config.record())
-
-
-def _cpu() -> str:
-    """The processor's name as Linux says it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return "unknown"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -17,13 +17,15 @@ import torch.distributed as dist  # noqa: TID251 (a store for the ranks to meet 
 
 from pearl_pp.config import RunConfig
 from pearl_pp.decoding.sampling_params import SamplingParams
+from pearl_pp.planning.prediction import exact_pass_ticks
 from pearl_pp.runtime.emulation import EmulatedPair
-from pearl_pp.runtime.engine import make_schedule
 from pearl_pp.runtime.intake import make_request
 from pearl_pp.runtime.loading import build_rank, open_pair
 from pearl_pp.runtime.rank_engine import RankEngine
 from pearl_pp.runtime.request import Prompt
-from pearl_pp.schedule.schedule import TICKS
+from pearl_pp.runtime.warm_up import make_schedule
+from pearl_pp.schedule.schedule import Schedule
+from pearl_pp.simulation.costs import ProfileCosts
 from pearl_pp.telemetry import Activity, Recorder
 from pearl_pp.transport.base import Transport, TransportError
 from pearl_pp.transport.torch_distributed import connect
@@ -45,16 +47,22 @@ class EmulatedRun:
     sleep_overrun_s: float
 
     @property
+    def first_token_s(self) -> float:
+        """From the start of the request to the first verdict."""
+        return self.verdict_times[0]
+
+    @property
     def tokens_per_s(self) -> float:
         """(tokens - 1) / time after the first."""
         return (self.num_tokens - 1) / (self.verdict_times[-1] - self.verdict_times[0])
 
 
-def pass_slots(config: RunConfig, num_ranks: int) -> float:
-    """t N / T: the exact length of a draft pass in slots, as `--gamma auto` would measure it."""
-    pair = open_pair(config, num_ranks, torch.device("cpu"))
-    assert isinstance(pair, EmulatedPair)
-    return pair.placement.num_stages / pair.profile.ratio
+def exact_schedule(config: RunConfig, pair: EmulatedPair) -> Schedule:
+    """Where gamma is to be measured, draft passes are exactly as long as the profile says."""
+    schedule = make_schedule(config, pair)
+    if pair.strategy != "pearl" or pair.placement.gamma is not None:
+        return schedule
+    return schedule.with_pass_ticks(exact_pass_ticks(pair.placement, ProfileCosts(pair.profile, pair.placement)))
 
 
 class RankGroup:
@@ -92,7 +100,7 @@ class RankGroup:
         Raises RuntimeError with the traceback of the first rank that failed; the group is ended then, for its
         ranks cannot meet again.
 
-        exact_pace: draft passes are scheduled as long as the profile says, whatever gamma is.
+        exact_pace: where gamma is to be measured, draft passes are scheduled as long as the profile says.
         """
         job = pickle.dumps((dict(options), num_tokens, prompt_len, exact_pace))
         try:
@@ -165,11 +173,10 @@ def _run(
     config = RunConfig(**options)
     pair = open_pair(config, wires.world_size, wires.device)
     module = build_rank(pair, wires.rank, wires.device)
-    schedule = make_schedule(config, pair)
-    if exact_pace and schedule.replicas:
-        schedule = schedule.with_pass_ticks(round(pass_slots(config, wires.world_size) * TICKS))
+    assert isinstance(pair, EmulatedPair)
+    schedule = exact_schedule(config, pair) if exact_pace else make_schedule(config, pair)
     recorder = Recorder()
-    engine = RankEngine(pair.linked(wires), pair, module, recorder, config.verify)
+    engine = RankEngine(pair.linked(wires), pair, module, recorder, config.verify, config.prefill_piece)
     params = SamplingParams(max_new_tokens=num_tokens, seed=config.seed, ignore_eos=True)
     request = make_request(Prompt(token_ids=(0,) * prompt_len, params=params), pair)
     wires.barrier()

@@ -7,9 +7,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from pearl_pp.config import RunConfig, read_placement_file
+from pearl_pp.config.strategies import STRATEGIES
 from pearl_pp.errors import UserError
 from pearl_pp.planning.coverage import tokens_per_window
 from pearl_pp.planning.partition import checked_split, split_layers
+from pearl_pp.planning.replica_sets import replica_sets
 from pearl_pp.schedule.placement import Placement, Replica, Shard
 
 # Before anything is measured; near the best gamma of the paper's pairs (its Table 6 and scripts: 3 to 5).
@@ -77,14 +79,22 @@ def _sharded(num_ranks: int, num_layers: int, interval: int | None) -> _Draft:
     return _Draft(num_ranks, (best,))
 
 
-_PRESETS: dict[str, Callable[[int, int, int | None], _Draft]] = {
-    "auto": _hop,  # until placements are compared by prediction
+def _auto(num_ranks: int, num_layers: int, interval: int | None) -> _Draft:
+    """All that any way of decoding may use, where memory allows."""
+    return _Draft(num_ranks, next(replica_sets(num_ranks, num_layers)))
+
+
+_Preset = Callable[[int, int, int | None], _Draft]
+
+_PRESETS: dict[str, _Preset] = {
+    "auto": _auto,
     "dedicated": _dedicated,
     "single": _single,
     "hop": _hop,
     "pipelined": _pipelined,
     "sharded": _sharded,
 }
+# Where there is no placement to choose: the name it then has, and the place.
 _WITHOUT_PLACEMENT = {"ar": _no_draft, "sd": _first_rank}
 
 
@@ -111,10 +121,7 @@ def resolve_placement(config: RunConfig, num_ranks: int, target_layers: int, dra
     """
     if config.placement.endswith((".yaml", ".yml")):
         return _from_file(config, num_ranks, target_layers, draft_layers)
-    name = config.placement
-    preset = _PRESETS[name]
-    if config.strategy == "ar" or (config.strategy == "sd" and name == "auto"):
-        name, preset = config.strategy, _WITHOUT_PLACEMENT[config.strategy]
+    name, preset = _named(config)
     wanted = None if config.verify_interval == "auto" else config.verify_interval
     draft = preset(num_ranks, draft_layers, wanted)
     num_stages = draft.num_stages
@@ -128,8 +135,16 @@ def resolve_placement(config: RunConfig, num_ranks: int, target_layers: int, dra
     fill = default if config.fill == "auto" else config.fill
     _check_range("--verify-interval", interval, num_stages)
     _check_range("--fill", fill, num_stages)
-    name = "hop" if name == "auto" else name
     return Placement(name, target, draft.replicas, fill, interval, _gamma(config.gamma), _handoff(config.handoff))
+
+
+def _named(config: RunConfig) -> tuple[str, _Preset]:
+    """The name of the placement that runs, and its preset."""
+    is_free = config.placement == "auto"
+    if config.strategy in _WITHOUT_PLACEMENT and (is_free or not STRATEGIES[config.strategy].drafts):
+        return config.strategy, _WITHOUT_PLACEMENT[config.strategy]
+    name = "hop" if is_free and not config.adapts else config.placement
+    return name, _PRESETS[name]
 
 
 def _from_file(config: RunConfig, num_ranks: int, target_layers: int, draft_layers: int) -> Placement:
@@ -139,11 +154,11 @@ def _from_file(config: RunConfig, num_ranks: int, target_layers: int, draft_laye
     target = config.layer_split or content.target
     blamed = "--layer-split" if config.layer_split else f"--placement {path} target"
     target = checked_split(target, target_layers, num_stages, blamed)
+    drafts = STRATEGIES[config.strategy].drafts
     replicas = tuple(
-        tuple(Shard(entry.rank, *entry.layers) for entry in replica)
-        for replica in (content.replicas if config.strategy != "ar" else ())
+        tuple(Shard(entry.rank, *entry.layers) for entry in replica) for replica in (content.replicas if drafts else ())
     )
-    if config.strategy != "ar" and not replicas:
+    if drafts and not replicas:
         raise UserError("--placement", path, f"replicas: none, but --strategy {config.strategy} needs a draft")
     for number, replica in enumerate(replicas):
         if replica[-1].end != draft_layers:

@@ -10,15 +10,20 @@ import torch
 
 from pearl_pp import builtin
 from pearl_pp.config import RunConfig, read_profile
+from pearl_pp.config.strategies import STRATEGIES
 from pearl_pp.decoding.emulated import EmulatedRule
 from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.decoding.verification import VerificationRule, make_rule
 from pearl_pp.errors import UserError
-from pearl_pp.planning.memory import GB, ModelBytes
+from pearl_pp.planning.memory import FIXED, GB, ModelBytes, RankBytes, shares_of
 from pearl_pp.planning.presets import resolve_placement
+from pearl_pp.planning.question import Question, Wanted
 from pearl_pp.runtime.pair import BuildStage, ModelPair, OnBytes, Source
 from pearl_pp.runtime.vocabulary import Vocabulary, load_tokenizer
+from pearl_pp.simulation.costs import ProfileCosts
 from pearl_pp.simulation.profile import ModelProfile, Profile
+from pearl_pp.simulation.simulator import CostModel
+from pearl_pp.stages.pass_bytes import PassBytes
 from pearl_pp.stages.rank_module import RankModule
 from pearl_pp.stages.sleeping import Sleeper, SleepingSource, SleepingStage
 from pearl_pp.stages.source import open_model
@@ -28,6 +33,9 @@ from pearl_pp.transport.delayed import DelayedTransport
 DEFAULT_MAX_LEN = 32_768
 DEFAULT_SEED = 0
 _FILLER = "."
+# Hidden states' worth of activations alive at once in a layer: three of the MLP's width, which is about 3.5 times the
+# hidden size in models of today, and two beside them. A profile does not say.
+_ACTIVATIONS = 12
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,7 @@ class EmulatedPair(ModelPair):
     @property
     def min_prefill_piece(self) -> int:
         profile = self.profile
-        return max(1, math.ceil(profile.prefill_tokens_per_s * profile.target.pass_ms * 1e-3))
+        return max(1, math.ceil(profile.prefill_tokens_per_s * profile.target.one_token_ms * 1e-3))
 
     def notes(self) -> list[str]:
         return [f"{self.profile.name}: passes sleep for the profile's time, acceptance {self.profile.acceptance:g}"]
@@ -55,7 +63,18 @@ class EmulatedPair(ModelPair):
         weights = int((model.weights_gb or 0.0) * GB / model.num_layers)
         # The profile's weights are those of the ends too; they count with the layers.
         no_ends = {(is_first, is_last): 0 for is_first in (False, True) for is_last in (False, True)}
-        return ModelBytes((weights,) * model.num_layers, no_ends, model.kv_bytes_per_layer)
+        return ModelBytes(
+            (weights,) * model.num_layers,
+            no_ends,
+            model.kv_bytes_per_layer,
+            hidden_row=model.activation_bytes,
+            vocab_size=self.vocabulary.size,
+            of_pass=PassBytes(row=_ACTIVATIONS * model.activation_bytes),
+        )
+
+    def planned_bytes(self, device_type: str = "cuda", prefill_piece: int | str = "auto") -> list[RankBytes]:
+        """What each of the profile's cards would hold, wherever this process runs."""
+        return super().planned_bytes("cuda", prefill_piece)
 
     @property
     def memory_gb(self) -> tuple[float, ...] | None:
@@ -64,6 +83,25 @@ class EmulatedPair(ModelPair):
         if any(source and self._profile_of(source).weights_gb is None for source in sources):
             return None
         return self.profile.ranks.memory_gb
+
+    def known_costs(self) -> tuple[CostModel, float]:
+        return ProfileCosts(self.profile, self.placement), self.profile.acceptance
+
+    def question(self, config: RunConfig, num_ranks: int) -> Question:
+        given = config.memory_gb or self.profile.ranks.memory_gb[:num_ranks]
+        memory = tuple(share.num_bytes for share in shares_of(given, num_ranks))
+        draft = None if self.draft is None else self.model_bytes(self.draft)
+        wanted = Wanted(
+            config.layer_split,
+            _number(config.fill),
+            _number(config.verify_interval),
+            _number(config.gamma),
+            config.handoff,
+            frozenset({self.strategy}),
+        )
+        acceptance = self.profile.acceptance
+        bytes_of_target = self.model_bytes(self.target)
+        return Question(self.profile, bytes_of_target, draft, memory, self.max_len, acceptance, FIXED["cuda"], wanted)
 
     def _profile_of(self, source: Source) -> ModelProfile:
         return self.profile.target if source is self.target else self.profile.draft
@@ -108,6 +146,10 @@ class EmulatedPair(ModelPair):
         return {"sleep_overrun_s": sum(s.overrun_s for s in module.stages if isinstance(s, SleepingStage))}
 
 
+def _number(value: int | str) -> int | None:
+    return value if isinstance(value, int) else None
+
+
 def open_emulated_pair(config: RunConfig, strategy: str, num_ranks: int) -> EmulatedPair:
     """The pair that `--emulate` describes, on `num_ranks` ranks.
 
@@ -131,12 +173,13 @@ def open_emulated_pair(config: RunConfig, strategy: str, num_ranks: int) -> Emul
         sizes = (model.num_layers, model.hidden_size, vocab_size, config.max_model_len or DEFAULT_MAX_LEN)
         return SleepingSource(path, "--emulate", *sizes, fingerprint)
 
-    draft_layers = 0 if strategy == "ar" else profile.draft.num_layers
+    drafts = STRATEGIES[strategy].drafts
+    draft_layers = profile.draft.num_layers if drafts else 0
     wanted = config.model_copy(update={"strategy": strategy})
     placement = resolve_placement(wanted, num_ranks, profile.target.num_layers, draft_layers)
     return EmulatedPair(
         target=source(profile.target),
-        draft=None if strategy == "ar" else source(profile.draft),
+        draft=source(profile.draft) if drafts else None,
         vocabulary=Vocabulary(tokenizer, vocab_size),
         placement=placement,
         strategy=strategy,

@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
-from pearl_pp import __version__
 from pearl_pp.config import RunConfig, run_config
 from pearl_pp.decoding.sampling_params import SamplingParams
-from pearl_pp.decoding.stopping import finish_reason
+from pearl_pp.decoding.stopping import StopReason, finish_reason
+from pearl_pp.decoding.verification import no_distribution
 from pearl_pp.errors import UserError
 from pearl_pp.messages import Verdict
-from pearl_pp.planning.presets import FIRST_GAMMA
-from pearl_pp.runtime import intake, memory
-from pearl_pp.runtime.loading import OnProgress, agree, gather_notes, load_rank, open_pair
+from pearl_pp.runtime import intake
+from pearl_pp.runtime.fitting import fit_placement
+from pearl_pp.runtime.loading import OnProgress, agree, gather_notes, load_rank, open_pair, settle_dtype
+from pearl_pp.runtime.machine import package_versions
+from pearl_pp.runtime.memory_meter import Meter
 from pearl_pp.runtime.metrics import empty_metrics, request_metrics
 from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.runtime.plan import Plan
 from pearl_pp.runtime.rank_engine import RankEngine
 from pearl_pp.runtime.request import Prompt, Request, RequestOutput
+from pearl_pp.runtime.tracing import Tracer
+from pearl_pp.runtime.warm_up import make_schedule, warm_up
+from pearl_pp.runtime.watching import explain
 from pearl_pp.schedule.generator import SlotGenerator
-from pearl_pp.schedule.schedule import Schedule, plain, speculative
-from pearl_pp.telemetry import Activity, Event, Recorder, write_chrome_trace
+from pearl_pp.schedule.schedule import Schedule
+from pearl_pp.stages.rank_module import RankModule
+from pearl_pp.telemetry import Event, Recorder, write_chrome_trace
 from pearl_pp.transport.base import Channel, Transport
 from pearl_pp.transport.torch_distributed import connect
 
 logger = logging.getLogger("pearl_pp")
 
 OnText = Callable[[int, str], None]
-
-# Warm-up: enough verdicts for medians of t and T with both models at work.
-_WARM_UP_TOKENS = 24
-_WARM_UP_REPORTS = (2, 6)
+OnPlan = Callable[[list[str]], None]
 
 
 class PearlPP:
@@ -47,6 +48,7 @@ class PearlPP:
     Args:
         config: all options; or give them by name (`PearlPP(target=..., placement="hop")`).
         transport: ranks that are connected already, and stay so after `close`; None joins the torchrun job.
+        on_plan: called on rank 0 with the lines that say what will be where, before anything is loaded.
         on_progress: called with (what, done bytes, total bytes) while weights are read.
         keeps_events: for `take_events`; a trace keeps them too.
 
@@ -60,6 +62,7 @@ class PearlPP:
         *,
         transport: Transport | None = None,
         on_progress: OnProgress | None = None,
+        on_plan: OnPlan | None = None,
         keeps_events: bool = False,
         **options: object,
     ) -> None:
@@ -70,31 +73,41 @@ class PearlPP:
         self._is_closed = False
         wires = transport or connect(self.config.run_device, self.config.timeout)
         try:
-            self._set_up(wires, on_progress, keeps_events)
+            self._set_up(wires, on_progress, on_plan, keeps_events)
         except BaseException as error:
             if self._owns_transport:
                 wires.abort(repr(error))  # the other ranks need not wait for this one until their time is up
             raise
 
-    def _set_up(self, wires: Transport, on_progress: OnProgress | None, keeps_events: bool) -> None:
+    def _set_up(
+        self, wires: Transport, on_progress: OnProgress | None, on_plan: OnPlan | None, keeps_events: bool
+    ) -> None:
         pair = open_pair(self.config, wires.world_size, wires.device)
         self._transport = pair.linked(wires)
+        pair, dtype_reason = settle_dtype(self._transport, pair, self.config.dtype)
         agree(self._transport, pair)
         self._warned: set[str] = set()
         if extra := pair.vocabulary.num_unshared:
             self._warn(f"{extra} tokens are in one tokenizer only; they are never accepted from the draft")
-        planned = pair.planned_bytes()
-        memory.check_memory(self._transport, self.config, pair, planned)
-        module = load_rank(pair, self._transport, on_progress)
+        pair, planned, notes = fit_placement(self._transport, self.config, pair)
+        schedule = make_schedule(self.config, pair)
+        self.plan = Plan(pair, str(self._transport.device), schedule, planned, (), dtype_reason, self.config.adapts)
+        if self.rank == 0 and on_plan is not None:
+            on_plan(self.plan.layout_lines)
+        self._memory = Meter(self._transport.device)
+        module = load_rank(pair, self._transport, on_progress, self._memory.loading)
         self._transport.barrier(timeout_s=_LOADING_S)
         synchronize = _synchronize if self._transport.device.type == "cuda" else None
         self._recorder = Recorder(keeps_events or self.config.trace is not None, synchronize)
-        self._rank_engine = RankEngine(self._transport, pair, module, self._recorder, self.config.verify)
+        self._rank_engine = RankEngine(
+            self._transport, pair, module, self._recorder, self.config.verify, self.config.prefill_piece
+        )
+        self._tracer = Tracer(self._transport, self._recorder, pair.placement.num_stages - 1)
         self._pair, self._module = pair, module
-        schedule = make_schedule(self.config, pair)
-        notes = [*_notes(self.config, pair), *gather_notes(self._transport, module)]
-        self.plan = Plan(pair, str(self._transport.device), schedule, planned, notes)
-        self._warm_up()
+        notes = [*notes, *_notes(self.config, pair), *gather_notes(self._transport, module)]
+        tuned = warm_up(self._transport, self._rank_engine, self._recorder, self.config, pair, schedule)
+        self.schedule, self._watcher = tuned.schedule, tuned.watcher
+        self.plan = replace(self.plan, schedule=tuned.schedule, notes=(*notes, *tuned.notes))
 
     @property
     def rank(self) -> int:
@@ -104,21 +117,28 @@ class PearlPP:
     def world_size(self) -> int:
         return self._transport.world_size
 
+    def use(self, schedule: Schedule) -> None:
+        """Every later request is run so, without changes on the way; the same on all ranks."""
+        self.schedule, self._watcher = schedule, None
+
+    @property
+    def module(self) -> RankModule:
+        """The target stage and the draft shards on this rank."""
+        return self._module
+
     @property
     def tokenizer(self) -> object | None:
         return self._pair.vocabulary.tokenizer
 
     @property
     def versions(self) -> dict[str, str]:
-        packages = ("deepspeed", "safetensors", "torch", "transformers")
-        found = {name: importlib.metadata.version(name) for name in packages}
-        return {"pearl_pp": __version__, "python": platform.python_version(), **found}
+        return package_versions()
 
     def generate(
         self, prompts: Sequence[str | Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
         """Answers `prompts` in order; every rank returns the same texts, rank 0 with all metrics."""
-        return list(self.iterate(as_prompts(prompts, params or self.config.sampling_params())))
+        return list(self.iterate(as_prompts(prompts, self.config.sampling_params() if params is None else params)))
 
     def iterate(self, prompts: Sequence[Prompt], on_text: OnText | None = None) -> Iterator[RequestOutput]:
         """Answers prompts one by one. Collective: every rank must iterate; rank 0's prompts count.
@@ -155,18 +175,15 @@ class PearlPP:
             yield self._run(shown, request, None if on_text is None else lambda text, i=index: on_text(i, text))
 
     def take_events(self) -> list[list[Event]] | None:
-        """Collective: on rank 0 the events of every rank since the last call, if they are kept; None elsewhere."""
-        gathered = self._transport.gather_bytes(json.dumps(self._recorder.events).encode(), dst=0)
-        self._recorder.events.clear()
-        if gathered is None:
-            return None
-        return [[Event(Activity(name), *rest) for name, *rest in json.loads(payload)] for payload in gathered]
+        """Collective: on rank 0 the events of every rank in requests since the last call, if kept; None elsewhere."""
+        trace = self._tracer.take()
+        return None if trace is None else trace.events
 
     def close(self) -> None:
         """Collective: writes the trace and disconnects."""
         try:
-            if self.config.trace is not None and (events := self.take_events()) is not None:
-                write_chrome_trace(self.config.trace, events)
+            if self.config.trace is not None and (trace := self._tracer.take()) is not None:
+                write_chrome_trace(self.config.trace, trace.events, trace.requests, self.config.mode)
         finally:
             self._is_closed = True
             if self._owns_transport:
@@ -202,19 +219,33 @@ class PearlPP:
             self._warn(f"the draft's context ends at position {end}: from there on the target decodes alone")
         self._recorder.reset()
         self._transport.reset_counters()
+        self._tracer.start(prompt, len(prompt_ids))
         output_ids: list[int] = []
+        changes: list[str] = []
         times = [time.perf_counter()]
 
         def on_verdict(generator: SlotGenerator, verdict: Verdict) -> None:
             times.append(time.perf_counter())
             output_ids.extend(verdict.token_ids)
-            stop_checker.feed(verdict.token_ids)
+            self._tracer.add(verdict)
+            if verdict.change is not None:
+                changes.append(explain(verdict.change, generator.schedule))
+                logger.info(changes[-1])
+            stop_checker.feed(verdict.token_ids, verdict.stop)
             if on_text is not None and (piece := stop_checker.new_text()):
                 on_text(piece)
 
-        result = self._rank_engine.run(request, self.plan.schedule, on_verdict)
+        if self._watcher is not None:
+            self._watcher.begin_request()
+        decide = None if self._watcher is None else self._watcher.decide
+        result = self._rank_engine.run(request, self.schedule, on_verdict, decide)
+        self.schedule = self.schedule.changed(result.generator.schedule.as_change())
+        if stop_checker.reason is StopReason.NO_DISTRIBUTION:
+            error = no_distribution(len(prompt_ids) + len(output_ids))
+            return RequestOutput(prompt, prompt_ids, output_ids, stop_checker.text(), None, error=error)
         reason = finish_reason(stop_checker.reason)
         output = RequestOutput(prompt, prompt_ids, output_ids, stop_checker.text(), reason)
+        output.notes = changes
         clock = (times[0], times[1], times[-1])
         output.metrics = request_metrics(result.generator, result.progress, clock, len(output_ids))
         self._gather(output, result.logprobs)
@@ -226,9 +257,9 @@ class PearlPP:
             "handoff_bytes": self._transport.bytes_sent(Channel.HANDOFF),
             "bytes_sent": sum(self._transport.bytes_sent(channel) for channel in Channel),
             "messages_sent": sum(self._transport.messages_sent(channel) for channel in Channel),
-            "planned_bytes": self.plan.bytes_per_rank[self.rank],
+            "planned_bytes": self.plan.bytes_per_rank[self.rank].total,
         }
-        mine |= self._pair.measured(self._module, memory.peak_bytes(self._transport.device))
+        mine |= self._pair.measured(self._module, self._memory.peak_bytes())
         gathered = self._transport.gather_bytes(json.dumps({"rank": mine, "logprobs": logprobs}).encode(), dst=0)
         if gathered is None:
             return
@@ -236,19 +267,6 @@ class PearlPP:
         output.metrics["per_rank"] = [record["rank"] for record in records]
         output.metrics["handoff_bytes"] = sum(record["rank"]["handoff_bytes"] for record in records)
         output.logprobs = next((r["logprobs"] for r in records if r["logprobs"] is not None), None)
-
-    def _warm_up(self) -> None:
-        """Collective: a short run that makes every kind of pass and message once, and measures t and T."""
-        measures = self._pair.placement.gamma is None and self._pair.strategy == "pearl"
-        params = SamplingParams(max_new_tokens=_WARM_UP_TOKENS, ignore_eos=True)
-        prompt = Prompt(token_ids=(0, 1), params=params)
-        request = intake.make_request(prompt, self._pair)
-        request = replace(request, seed=0, report_at=_WARM_UP_REPORTS if measures else ())
-        if request.total_len <= len(request.token_ids):
-            return
-        result = self._rank_engine.run(request, self.plan.schedule)
-        if measures:
-            self.plan.schedule = self.plan.schedule.with_pass_ticks(result.generator.schedule.pass_ticks)
 
 
 # How long a rank waits for rank 0's next prompt, which may come from a person.
@@ -261,21 +279,6 @@ _LOADING_S = 3600.0
 def _synchronize() -> None:
     """Waits for the passes that are being timed, not for messages on other streams."""
     torch.cuda.current_stream().synchronize()
-
-
-def make_schedule(config: RunConfig, pair: ModelPair) -> Schedule:
-    """The generator's parameters for the strategy and the placement of `pair`."""
-    placement = pair.placement
-    if pair.strategy == "ar":
-        return plain(placement.num_stages)
-    gamma = placement.gamma or FIRST_GAMMA
-    takes_turns = pair.strategy == "sd"
-    return speculative(
-        placement,
-        gamma,
-        pre_verify=not (takes_turns or config.no_pre_verify),
-        post_verify=not (takes_turns or config.no_post_verify),
-    )
 
 
 def as_prompts(prompts: Sequence[str | Prompt], params: SamplingParams | Sequence[SamplingParams]) -> list[Prompt]:
@@ -292,5 +295,3 @@ def _notes(config: RunConfig, pair: ModelPair) -> Iterator[str]:
     yield from pair.notes()
     if pair.strategy != config.strategy:
         yield f"on one rank nothing is idle: {config.strategy} runs as {pair.strategy}"
-    if pair.placement.gamma is None and pair.strategy == "sd":
-        yield f"gamma is {FIRST_GAMMA} where none is given: with sd it is not measured"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from pearl_pp.config.reading import one_line
 from pearl_pp.errors import UserError
 from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.runtime.request import Prompt, Request
@@ -15,8 +18,7 @@ def make_request(prompt: Prompt, pair: ModelPair) -> Request:
     Raises:
         UserError: the prompt cannot be run; it names the reason.
     """
-    if prompt.error is not None:
-        raise UserError("prompt", None, prompt.error)
+    prompt.check()
     ids = _token_ids(prompt, pair)
     if prompt.params.stop and pair.vocabulary.tokenizer is None:
         reason = f"{pair.target.path} has no tokenizer, so there is no text to look for stop strings in"
@@ -39,7 +41,7 @@ def prompt_text(prompt: Prompt) -> str:
     """What the record shows as the prompt."""
     if prompt.text is not None:
         return prompt.text
-    if prompt.messages:
+    if prompt.messages and isinstance(prompt.messages[-1], Mapping):
         return str(prompt.messages[-1].get("content", ""))
     return ""
 
@@ -57,6 +59,14 @@ def _token_ids(prompt: Prompt, pair: ModelPair) -> tuple[int, ...]:
         return tuple(tokenizer(prompt.text)["input_ids"])
     if not getattr(tokenizer, "chat_template", None):
         raise UserError("--chat", None, f"the tokenizer of {pair.target.path} has no chat template; leave --chat out")
-    rendered = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     # The template writes its own special tokens; the tokenizer must not add a second BOS.
-    return tuple(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+    return tuple(tokenizer(_render(tokenizer, messages), add_special_tokens=False)["input_ids"])
+
+
+def _render(tokenizer: Any, messages: Sequence[Mapping]) -> str:
+    """The conversation in the tokenizer's chat template, up to where the answer starts."""
+    try:
+        return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # a template is a program, and refuses a conversation by raising what it likes
+        reason = str(error).strip() or type(error).__name__
+        raise UserError("messages", None, f"the tokenizer's chat template refuses them: {one_line(reason)}") from error

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from pearl_pp import builtin
 from pearl_pp.config import RunConfig, find_shape, read_shape
 from pearl_pp.config.shape_file import PREFIX
+from pearl_pp.config.strategies import STRATEGIES, strategy_on
 from pearl_pp.errors import UserError
 from pearl_pp.planning.presets import resolve_placement
 from pearl_pp.runtime.emulation import open_emulated_pair
@@ -31,12 +35,12 @@ def open_pair(config: RunConfig, num_ranks: int, device: torch.device) -> ModelP
     Raises:
         UserError: a folder, a tokenizer or a placement that does not fit.
     """
-    strategy = "sd" if config.strategy == "pearl" and num_ranks == 1 else config.strategy
+    strategy = strategy_on(config.strategy, num_ranks)
     if config.emulate is not None:
         return open_emulated_pair(config, strategy, num_ranks)
     target = _open("--target", config.target or str(builtin.TARGET_DIR), config.trust_remote_code)
     draft = None
-    if strategy != "ar":
+    if STRATEGIES[strategy].drafts:
         draft = _open("--draft", config.draft or str(builtin.DRAFT_DIR), config.trust_remote_code)
         if isinstance(draft, SyntheticSource) and not draft.is_draft_of(target):
             raise draft.error(f"is the first layers of its own target: give --target {config.draft}")
@@ -46,6 +50,7 @@ def open_pair(config: RunConfig, num_ranks: int, device: torch.device) -> ModelP
     if config.max_model_len is not None:
         if config.max_model_len > max_len:
             reason = f"is more than the target's {max_len} positions"
+            reason += f" ({target.context_note})" if target.context_note else ""
             raise UserError("--max-model-len", config.max_model_len, reason)
         max_len = config.max_model_len
     vocabulary = load_vocabulary(target, draft)
@@ -75,6 +80,33 @@ def pick_dtype(option: str, checkpoint: torch.dtype, device: torch.device) -> to
     return checkpoint
 
 
+def settle_dtype(transport: Transport, pair: ModelPair, option: str) -> tuple[ModelPair, str]:
+    """Collective: `--dtype auto` becomes one dtype for all ranks, float16 where a card lacks bfloat16.
+
+    Returns the pair in that dtype, and the reason for it (empty where nothing is computed).
+    """
+    picked = _on_every_rank(transport, str(pair.dtype))
+    if not isinstance(pair.target, ModelSource):
+        return pair, ""
+    if option != "auto":
+        return pair, "as given"
+    if transport.device.type == "cpu":
+        return pair, "auto on a CPU"
+    checkpoint = pair.target.dtype
+    lacking = [str(rank) for rank, dtype in enumerate(picked) if dtype == str(torch.float16)]
+    if checkpoint is not torch.bfloat16 or not lacking:
+        return pair, "auto: the checkpoint's"
+    ranks = f"rank {lacking[0]}" if len(lacking) == 1 else f"ranks {', '.join(lacking)}"
+    return replace(pair, dtype=torch.float16), f"auto: the checkpoint is bfloat16, which {ranks} cannot compute in"
+
+
+def _on_every_rank(transport: Transport, mine: Any) -> list[Any]:
+    """Collective: what each rank gives, in JSON's terms, on every rank."""
+    gathered = transport.gather_bytes(json.dumps(mine).encode(), dst=0)
+    everyone = None if gathered is None else json.dumps([json.loads(payload) for payload in gathered]).encode()
+    return json.loads(transport.broadcast_bytes(everyone, src=0))
+
+
 def agree(transport: Transport, pair: ModelPair) -> None:
     """Collective: every rank must have opened the same models in the same way.
 
@@ -94,19 +126,24 @@ def agree(transport: Transport, pair: ModelPair) -> None:
         raise RuntimeError(answer.decode())
 
 
-def load_rank(pair: ModelPair, transport: Transport, on_progress: OnProgress | None) -> RankModule:
-    """Builds what the placement puts on this rank and nothing else."""
-    return pipeline_module(
-        transport.world_size, transport.rank, lambda rank: build_rank(pair, rank, transport.device, on_progress)
-    )
+def load_rank(
+    pair: ModelPair,
+    transport: Transport,
+    on_progress: OnProgress | None,
+    watched: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> RankModule:
+    """Builds what the placement puts on this rank and nothing else; `watched` is entered around the building alone."""
+
+    def build(rank: int) -> RankModule:
+        with watched():
+            return build_rank(pair, rank, transport.device, on_progress)
+
+    return pipeline_module(transport.world_size, transport.rank, build)
 
 
 def gather_notes(transport: Transport, module: RankModule) -> list[str]:
     """Collective: what every rank's stages have to say of themselves, on every rank."""
-    mine = any(isinstance(stage, Stage) and not stage.is_lean for stage in module.stages)
-    gathered = transport.gather_bytes(json.dumps(mine).encode(), dst=0)
-    everyone = None if gathered is None else json.dumps([json.loads(payload) for payload in gathered]).encode()
-    slow = json.loads(transport.broadcast_bytes(everyone, src=0))
+    slow = _on_every_rank(transport, any(isinstance(stage, Stage) and not stage.is_lean for stage in module.stages))
     return [f"rank {rank}: layers are run by the model's own forward" for rank, is_slow in enumerate(slow) if is_slow]
 
 

@@ -1,25 +1,23 @@
-"""Planned memory against what there is, and what was used in the end."""
+"""Planned memory against what there is."""
 
 from __future__ import annotations
 
 import json
-import resource
 import socket
-import sys
 
 import torch
 
 from pearl_pp.config import RunConfig
-from pearl_pp.planning.memory import Share, check_fits, shares_of, shown
+from pearl_pp.planning.memory import RankBytes, Share, check_fits, shares_of, shown
 from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.transport.base import Transport
 
 
-def check_memory(transport: Transport, config: RunConfig, pair: ModelPair, planned: list[int]) -> None:
+def check_memory(transport: Transport, config: RunConfig, pair: ModelPair, planned: list[RankBytes]) -> None:
     """Collective: every rank learns, before it loads anything, whether the plan fits all of them.
 
     Args:
-        planned: bytes of each rank.
+        planned: of each rank.
 
     Raises:
         UserError: the same on every rank; names the option, the rank and what is short.
@@ -57,11 +55,3 @@ def _gather_cards(transport: Transport) -> list[Card | None]:
     gathered = transport.gather_bytes(json.dumps(mine).encode(), dst=0)
     everyone = None if gathered is None else json.dumps([json.loads(payload) for payload in gathered]).encode()
     return [card and (card[0], card[1]) for card in json.loads(transport.broadcast_bytes(everyone, src=0))]
-
-
-def peak_bytes(device: torch.device) -> int:
-    """The most this process has used: on a GPU the allocator's peak, on a CPU the resident set."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

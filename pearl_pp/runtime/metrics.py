@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from pearl_pp.planning.modes import describe
 from pearl_pp.runtime.worker import Progress
 from pearl_pp.schedule.generator import SlotGenerator
 
@@ -16,6 +17,7 @@ _COUNTS = (
     "num_discarded_tokens",
     "handoff_bytes",
     "num_hops",
+    "num_changes",
     "num_accepted_runs",
     "total_s",
     "decode_s",
@@ -45,6 +47,9 @@ def request_metrics(
         "num_rejected_tokens": progress.num_rejected,
         "num_discarded_tokens": generator.num_draft_tokens - progress.num_accepted - progress.num_rejected,
         "num_hops": generator.num_hops,
+        "num_changes": progress.num_changes,
+        "final_mode": describe(generator.schedule),
+        "accepted_runs": runs,
         # The run after the last rejection counts unless it is empty.
         "num_accepted_runs": len(runs) - (runs[-1] == 0),
     }
@@ -64,7 +69,7 @@ def rates(counts: dict) -> dict:
 
 def empty_metrics() -> dict:
     """Of a request that asked for no tokens: counts are 0, rates do not exist."""
-    counts = dict.fromkeys(_COUNTS, 0) | {"ttft_s": None, "per_rank": []}
+    counts = dict.fromkeys(_COUNTS, 0) | {"ttft_s": None, "accepted_runs": [], "per_rank": []}
     return counts | rates(counts)
 
 
@@ -75,6 +80,7 @@ def totals(metrics: Iterable[dict]) -> dict:
     first_tokens = [m["ttft_s"] for m in requests if m["ttft_s"] is not None]
     result = counts | rates(counts)
     result["ttft_s"] = sum(first_tokens) / len(first_tokens) if first_tokens else None
+    result["accepted_runs"] = [run for m in requests for run in m["accepted_runs"]]
     result["per_rank"] = [_add_ranks(ranks) for ranks in zip(*_all_ranks(requests), strict=True)]
     return result
 

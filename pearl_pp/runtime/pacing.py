@@ -42,13 +42,19 @@ def _fitted(ticks: int) -> int:
 _PIECES_PER_STAGE = 3
 
 
-def prefill_piece(prompt_len: int, num_stages: int, min_piece: int) -> int:
-    """Tokens of a piece of the prompt, so that all stages work at once; 0 leaves a short prompt whole.
+def prefill_piece(prompt_len: int, num_stages: int, min_piece: int, wanted: int | str = "auto") -> int:
+    """Tokens of a piece of the prompt; 0 leaves it whole.
+
+    Args:
+        wanted: tokens; a prompt that has no more is one piece. With "auto" long prompts are cut so that all
+            stages work at once.
 
     A pass over fewer than `min_piece` tokens costs no less: reading the weights dominates.
 
     P pieces take P + N - 1 slots of 1/P of the prompt's time in a stage: with P = 3N a third of the whole
     prompt's time, and more pieces gain little.
     """
+    if isinstance(wanted, int):
+        return wanted if wanted < prompt_len else 0
     num_pieces = min(_PIECES_PER_STAGE * num_stages, prompt_len // min_piece)
     return 0 if num_stages == 1 or num_pieces < 2 else -(-prompt_len // num_pieces)

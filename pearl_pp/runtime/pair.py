@@ -9,12 +9,15 @@ from dataclasses import dataclass
 import torch
 import transformers
 
+from pearl_pp.config import RunConfig
 from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.decoding.verification import VerificationRule, make_rule
-from pearl_pp.planning.memory import ModelBytes, count_bytes, planned_bytes
+from pearl_pp.planning.memory import FIXED, ModelBytes, RankBytes, count_bytes, largest_piece, planned_bytes
+from pearl_pp.planning.question import Question
 from pearl_pp.runtime.vocabulary import Vocabulary
 from pearl_pp.runtime.wiring import Wiring
 from pearl_pp.schedule.placement import Placement
+from pearl_pp.simulation.simulator import CostModel
 from pearl_pp.stages.rank_module import AnyStage, RankModule
 from pearl_pp.stages.sleeping import SleepingSource
 from pearl_pp.stages.source import ModelSource
@@ -27,6 +30,11 @@ Source = ModelSource | SleepingSource
 BuildStage = Callable[[Source, int, int, OnBytes], AnyStage]
 
 _SEED_BITS = 32
+
+# A weight of 2 bytes is read once a pass and takes 2 FLOP a token, so a card's FLOP over its bytes a second are tokens:
+# published peaks give 312e12 / 2.04e12 = 153 (A100 80G), 165e12 / 1.008e12 = 164 (RTX 4090). Arithmetic stays further
+# below its peak than reading does, so a little less.
+MIN_PREFILL_PIECE = 128
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,8 @@ class ModelPair:
 
     @property
     def min_prefill_piece(self) -> int:
-        """Tokens from which on arithmetic, not reading the weights, sets the time of a pass (a card's FLOP a byte)."""
-        return 128
+        """Tokens from which on arithmetic, not reading the weights, sets the time of a pass."""
+        return MIN_PREFILL_PIECE
 
     @property
     def wiring(self) -> Wiring:
@@ -72,12 +80,16 @@ class ModelPair:
 
     def notes(self) -> list[str]:
         """What a user should know of these models, one line each."""
-        return [self.target.note] if isinstance(self.target, SyntheticSource) else []
+        notes = [self.target.note if isinstance(self.target, SyntheticSource) else None]
+        notes += [source.context_note for source in (self.target, self.draft) if isinstance(source, ModelSource)]
+        return [note for note in dict.fromkeys(notes) if note is not None]
 
-    def planned_bytes(self) -> list[int]:
-        """Weights and KV entries at the longest sequence, of each rank, before anything is loaded."""
+    def planned_bytes(self, device_type: str = "cpu", prefill_piece: int | str = "auto") -> list[RankBytes]:
+        """What each rank will hold at the longest sequence, before anything is loaded."""
         draft = None if self.draft is None else self.model_bytes(self.draft)
-        return planned_bytes(self.placement, self.model_bytes(self.target), draft, self.max_len)
+        piece = largest_piece(self.max_len, self.placement.num_stages, self.min_prefill_piece, prefill_piece)
+        fixed = FIXED[device_type]
+        return planned_bytes(self.placement, self.model_bytes(self.target), draft, self.max_len, fixed, piece)
 
     def model_bytes(self, source: Source) -> ModelBytes:
         """Sizes of the parts of the target or the draft."""
@@ -87,6 +99,14 @@ class ModelPair:
     @property
     def memory_gb(self) -> tuple[float, ...] | None:
         """Memory of each rank in 10^9 bytes, where the pair's description says it."""
+        return None
+
+    def known_costs(self) -> tuple[CostModel, float] | None:
+        """Times of passes and messages, and the acceptance, where they are known before anything has run."""
+        return None
+
+    def question(self, config: RunConfig, num_ranks: int) -> Question | None:
+        """What the planner is asked for `--placement auto`, where speeds are known before anything has run."""
         return None
 
     def linked(self, transport: Transport) -> Transport:

@@ -13,7 +13,7 @@ from pearl_pp.runtime.pacing import prefill_piece
 from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.runtime.request import Request
 from pearl_pp.runtime.verifier import Verifier
-from pearl_pp.runtime.worker import OnVerdict, Progress, Worker
+from pearl_pp.runtime.worker import Decide, OnVerdict, Progress, Worker
 from pearl_pp.schedule.generator import SlotGenerator
 from pearl_pp.schedule.schedule import Schedule
 from pearl_pp.stages.rank_module import RankModule
@@ -36,20 +36,38 @@ class RankEngine:
         pair: the two models; the same on all ranks.
         module: stage and shards of this rank.
         verify: verification rule of sampled requests.
+        prefill_piece: tokens of a piece of the prompt, or "auto".
     """
 
     def __init__(
-        self, transport: Transport, pair: ModelPair, module: RankModule, recorder: Recorder, verify: str
+        self,
+        transport: Transport,
+        pair: ModelPair,
+        module: RankModule,
+        recorder: Recorder,
+        verify: str,
+        prefill_piece: int | str = "auto",
     ) -> None:
         self._pair = pair
         self._module = module
         self._verify = verify
+        self._prefill_piece = prefill_piece
         self._verifies_on = pair.placement.num_stages - 1
         self._transport = transport
         self._recorder = recorder
 
-    def run(self, request: Request, schedule: Schedule, on_verdict: OnVerdict | None = None) -> RankResult:
-        """Collective: one request under `schedule` (the same on all ranks)."""
+    def run(
+        self,
+        request: Request,
+        schedule: Schedule,
+        on_verdict: OnVerdict | None = None,
+        decide: Decide | None = None,
+    ) -> RankResult:
+        """Collective: one request under `schedule` (the same on all ranks).
+
+        Args:
+            decide: changes the schedule on the way; only the last stage's counts.
+        """
         rule = self._pair.make_rule(self._verify, request.params, request.seed)
         eos = frozenset() if request.params.ignore_eos else self._pair.target.eos_token_ids
         processing = self._pair.processing(request.params)
@@ -61,7 +79,9 @@ class RankEngine:
             schedule,
             sends_probs=rule.needs_probs,
             report_at=frozenset(request.report_at),
-            prefill_piece=prefill_piece(len(request.token_ids), schedule.num_stages, self._pair.min_prefill_piece),
+            prefill_piece=prefill_piece(
+                len(request.token_ids), schedule.num_stages, self._pair.min_prefill_piece, self._prefill_piece
+            ),
         )
         drafter = Drafter(self._module.shards, rule, pipeline)
         worker = Worker(
@@ -73,6 +93,7 @@ class RankEngine:
             schedule,
             drafter,
             verifier,
+            None if verifier is None else decide,
         )
         generator, progress = worker.run(on_verdict)
         return RankResult(generator, progress, None if verifier is None else verifier.logprobs)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from pearl_pp.decoding.sampling import LogitsPipeline, token_logprobs
-from pearl_pp.decoding.stopping import StopChecker
-from pearl_pp.decoding.verification import VerificationRule
+from pearl_pp.decoding.stopping import StopChecker, StopReason
+from pearl_pp.decoding.verification import Judgement, NoDistribution, VerificationRule
 from pearl_pp.messages import Outcome, Verdict
 from pearl_pp.schedule.instructions import Verify
 
@@ -46,8 +46,8 @@ class Verifier:
             probs: q of the drafted tokens, float32 [num_drafted, vocab], where the rule needs it.
         """
         scores = self._pipeline.scores(logits, context, drafted)
-        judgement = self._rule.judge(scores, drafted, probs, verify.first)
-        kept, reason = self._stop_checker.feed(judgement.token_ids)
+        judgement, failure = self._judge_tokens(scores, drafted, probs, verify.first)
+        kept, reason = self._stop_checker.feed(judgement.token_ids, failure)
         token_ids = judgement.token_ids[:kept]
         if self.logprobs is not None:
             self.logprobs.extend(token_logprobs(logits[:kept], token_ids, self._pipeline.vocab_size))
@@ -58,3 +58,13 @@ class Verifier:
         elif verify.bonus and len(judgement.token_ids) > len(drafted) and whole:
             outcome = Outcome.BONUS
         return Verdict(slot, token_ids, min(judgement.num_accepted, kept), outcome, int(reason))
+
+    def _judge_tokens(
+        self, scores: torch.Tensor, drafted: list[int], probs: torch.Tensor | None, first: int
+    ) -> tuple[Judgement, StopReason]:
+        """What the rule says; before a position whose logits say nothing it ends, with NO_DISTRIBUTION."""
+        try:
+            return self._rule.judge(scores, drafted, probs, first), StopReason.NONE
+        except NoDistribution as failure:
+            num_accepted = failure.position - first
+            return Judgement(tuple(drafted[:num_accepted]), num_accepted, False), StopReason.NO_DISTRIBUTION

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -26,11 +27,14 @@ from pearl_pp.schedule.instructions import (
 from pearl_pp.schedule.plan import SlotPlan
 from pearl_pp.schedule.schedule import Schedule
 from pearl_pp.stages.rank_module import RankModule
-from pearl_pp.telemetry import Activity, Recorder
+from pearl_pp.telemetry import Activity, Purpose, Recorder
 from pearl_pp.transport.base import Channel, Transport
 from pearl_pp.transport.point_to_point import Completed
 
 OnVerdict = Callable[[SlotGenerator, Verdict], None]
+
+Decide = Callable[[Verify, Verdict], Verdict]
+"""Called by the last stage with each verdict that goes on, before it is sent: may add a change, or stop there."""
 
 
 @dataclass
@@ -41,9 +45,11 @@ class Progress:
     num_accepted: int = 0
     num_rejected: int = 0
     num_target_passes: int = 0
+    num_changes: int = 0
 
     def count(self, verdict: Verdict) -> None:
         self.num_target_passes += 1
+        self.num_changes += verdict.change is not None
         self.num_accepted += verdict.num_accepted
         self.accepted_runs[-1] += verdict.num_accepted
         if verdict.outcome is Outcome.REJECTED:
@@ -62,6 +68,7 @@ class Worker:
         request, schedule: the same on every rank.
         drafter: of the shards on this rank.
         verifier: on the last stage's rank, None elsewhere.
+        decide: on the last stage's rank, where the schedule may change; None elsewhere.
     """
 
     def __init__(
@@ -74,6 +81,7 @@ class Worker:
         schedule: Schedule,
         drafter: Drafter,
         verifier: Verifier | None,
+        decide: Decide | None = None,
     ) -> None:
         self.rank = transport.rank
         self._transport = transport
@@ -82,6 +90,7 @@ class Worker:
         self._recorder = recorder
         self._drafter = drafter
         self._verifier = verifier
+        self._decide = decide
         self._generator = SlotGenerator(schedule, len(request.token_ids), request.total_len, request.draft_end)
         self._mailbox = Mailbox()
         self._tape = TokenTape(request.token_ids)
@@ -112,7 +121,7 @@ class Worker:
         return generator, progress
 
     def _execute(self, plan: SlotPlan) -> None:
-        self._slot = plan.slot
+        self._slot = self._recorder.slot = plan.slot
         for instruction in plan.for_rank(self.rank):
             self._handlers[type(instruction)](instruction)
 
@@ -121,20 +130,20 @@ class Worker:
     def _forward_target(self, forward: ForwardTarget) -> None:
         stage = self._module.target
         assert stage is not None, "the schedule puts target passes on stages only"
-        with self._recorder.measure(Activity.WAIT):
+        with self._recorder.measure(Activity.WAIT, "a chunk"):
             if stage.is_first:
                 inputs = torch.tensor(self._tape.read(forward.start, forward.end), dtype=torch.int64)
             else:
                 inputs = self._mailbox.take(Kind.ACTIVATION, forward.start, forward.end)
-        with self._recorder.measure(Activity.TARGET, f"[{forward.start}, {forward.end})"):
+        with self._recorder.measure(Activity.TARGET, f"[{forward.start}, {forward.end})", forward):
             self._target_output = stage.run(inputs, forward.start, num_logits=forward.num_logits)
 
     def _draft(self, draft: Draft) -> None:
-        with self._recorder.measure(Activity.WAIT):
-            self._import_entries(draft.replica)
+        self._import_entries(draft.replica)
+        with self._recorder.measure(Activity.WAIT, "a draft pass's inputs"):
             inputs = self._drafter.fetch(draft, self._tape, self._mailbox)
             context = self._tape.prefix(draft.end) if draft.samples else ()
-        with self._recorder.measure(Activity.DRAFT, f"[{draft.start}, {draft.end})"):
+        with self._recorder.measure(Activity.DRAFT, f"[{draft.start}, {draft.end})", draft):
             output = self._drafter.run(draft, inputs)
             if draft.samples:
                 self._tape.append(draft.end, self._drafter.draw(draft, output, context))
@@ -142,7 +151,8 @@ class Worker:
     # -- messages
 
     def _transfer(self, transfer: Transfer) -> None:
-        with self._recorder.measure(Activity.MOVE):
+        purpose = Purpose.HANDOFF if transfer.kind is Kind.KV else ""
+        with self._recorder.measure(Activity.MOVE, "", transfer, purpose):
             if transfer.src == transfer.dst:
                 # In line with entries from other ranks: layers are written in the order in which they are handed over.
                 self._mailbox.post(transfer, Completed(self._payload(transfer)))
@@ -182,29 +192,33 @@ class Worker:
 
     def _import_entries(self, replica: int) -> None:
         """Hand-off: entries that another replica computed take their place in this rank's shard."""
-        for transfer, entries in self._mailbox.take_all(Kind.KV, replica):
-            cache = self._module.shards[replica].cache
-            cache.cut(min(cache.length, transfer.start))
-            cache.import_range(transfer.layer_start, transfer.layer_end, transfer.start, entries)
+        start = time.perf_counter_ns()
+        arrived = self._mailbox.take_all(Kind.KV, replica)
+        if not arrived:
+            return
+        self._recorder.count(Activity.WAIT, "entries", start)
+        cache = self._module.shards[replica].cache
+        for transfer, entries in arrived:
+            with self._recorder.measure(Activity.MOVE, "", transfer, Purpose.HANDOFF):
+                cache.cut(min(cache.length, transfer.start))
+                cache.import_range(transfer.layer_start, transfer.layer_end, transfer.start, entries)
 
     # -- verdicts
 
     def _verify(self, verify: Verify) -> None:
         assert self._verifier is not None, "the last stage's rank has the verifier"
         first, end = verify.first, verify.first + verify.num_drafted
-        with self._recorder.measure(Activity.WAIT):
+        with self._recorder.measure(Activity.WAIT, "drafted tokens"):
             drafted = self._tape.read(first, end)
             context = self._tape.prefix(first)
             probs = self._drafted_probs(first, end) if self._generator.schedule.sends_probs else None
-        with self._recorder.measure(Activity.VERIFY):
+        with self._recorder.measure(Activity.VERIFY, "", verify):
             verdict = self._verifier.judge(self._slot, verify, self._target_output, context, drafted, probs)
-        if reports := self._mailbox.take_all(Kind.REPORT):
-            verdict = replace(verdict, pass_ticks=self._new_pass_ticks(reports))
-        self._verdict = verdict
+        self._verdict = verdict if verdict.stop else self._completed(verify, verdict)
 
     def _send_verdict(self, send: SendVerdict) -> None:
         length = Verdict.wire_length(send.max_ids)
-        with self._recorder.measure(Activity.MOVE):
+        with self._recorder.measure(Activity.MOVE, "verdict"):
             if send.src != self.rank:
                 self._verdict_coming = self._transport.irecv(Channel.CONTROL, send.src, (length,), torch.int64)
                 return
@@ -216,7 +230,7 @@ class Worker:
     def _take_verdict(self, plan: SlotPlan) -> Verdict:
         if self._verifier is not None:
             return self._verdict
-        with self._recorder.measure(Activity.WAIT):
+        with self._recorder.measure(Activity.WAIT, "the verdict"):
             return Verdict.from_wire(self._verdict_coming.wait().tolist(), plan.slot)
 
     def _apply(self, verdict: Verdict) -> None:
@@ -244,7 +258,15 @@ class Worker:
     def _pass_times(self) -> list[int]:
         return [self._recorder.median_ns(Activity.TARGET), self._recorder.median_ns(Activity.DRAFT)]
 
+    def _completed(self, verify: Verify, verdict: Verdict) -> Verdict:
+        """With the pace, where the ranks have just reported it, or with what the decider adds."""
+        reports = self._mailbox.take_all(Kind.REPORT)
+        if reports and (pass_ticks := self._new_pass_ticks(reports)):
+            return replace(verdict, change=self._generator.schedule.with_pass_ticks(pass_ticks).as_change())
+        return verdict if self._decide is None else self._decide(verify, verdict)
+
     def _new_pass_ticks(self, reports: list[tuple[Transfer, torch.Tensor]]) -> int:
+        """Length of a draft pass from what the ranks have measured; 0 where something has not been."""
         times = {transfer.src: arrived.tolist() for transfer, arrived in reports} | {self.rank: self._pass_times()}
         target_ns, draft_ns = zip(*(times[rank] for rank in sorted(times)), strict=True)
         schedule = self._generator.schedule

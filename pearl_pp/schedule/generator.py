@@ -17,7 +17,7 @@ from pearl_pp.schedule.window_generator import WindowGenerator
 from pearl_pp.schedule.windows import WindowSlot, WindowStart
 
 # Windows that start alike are generated once. The end of the text is seen from so many positions away; a window
-# that reaches further is generated for itself.
+# that reaches further is generated for itself: with acceptance .9 that is one in 150 (.9**48 = .006).
 HORIZON = 48
 MAX_WINDOWS = 512
 
@@ -26,9 +26,8 @@ class _Window:
     """The slots of one window as far as they have been asked for."""
 
     def __init__(self, schedule: Schedule, start: WindowStart) -> None:
-        self.generator = WindowGenerator(schedule, start)
+        self._generator = WindowGenerator(schedule, start)
         self._slots: list[WindowSlot] = []
-        self._verdict_is_due = False
         self._lock = threading.Lock()
 
     def slot(self, number: int) -> WindowSlot:
@@ -39,16 +38,9 @@ class _Window:
 
     def _generate(self, number: int) -> None:
         while len(self._slots) <= number:
-            self.go_on()
-            slot = self.generator.next_slot()
-            self._verdict_is_due = slot.has_verdict
-            self._slots.append(slot)
-
-    def go_on(self) -> None:
-        """Going on means that the last slot's verdict, if there was one, accepted."""
-        if self._verdict_is_due:
-            self.generator.accept()
-            self._verdict_is_due = False
+            if self._slots and self._slots[-1].has_verdict:  # going on means that it accepted
+                self._generator.accept()
+            self._slots.append(self._generator.next_slot())
 
 
 class _WindowCache:
@@ -107,7 +99,7 @@ class SlotGenerator:
         self._draft_end = min(draft_end, total_len)
         self._num_slots = 0
         self._awaits_verdict = False
-        self._ready = (False,) * len(schedule.replicas)
+        self._ready = [False] * len(schedule.replicas)
         self._replica = -1
         self._begin_window(num_unfed=prompt_len)
 
@@ -141,12 +133,8 @@ class SlotGenerator:
         self.num_verdicts += 1
         self.state.committed += len(verdict.token_ids)
         self.state.stop = verdict.stop
-        if verdict.pass_ticks:
-            if not (self.finished or verdict.restarts):  # what has been generated keeps its pace
-                self._leave_cache()
-                self._window.go_on()
-                self._window.generator.set_pace(self.schedule.with_pass_ticks(verdict.pass_ticks))
-            self.schedule = self.schedule.with_pass_ticks(verdict.pass_ticks)
+        if verdict.change is not None:
+            self.schedule = self.schedule.changed(verdict.change)
         if self.finished:
             return
         if verdict.restarts:
@@ -158,26 +146,32 @@ class SlotGenerator:
         self._awaits_verdict = slot.has_verdict
         self.num_draft_tokens += slot.num_draft_tokens
         self.num_hops += slot.num_hops
-        self.kv_lengths = [[self._base + length for length in lengths] for lengths in slot.kv_lengths]
-        self._ready, self._replica = slot.ready, slot.replica
+        self._replica = slot.replica
+        for number in self._in_use:
+            self.kv_lengths[number] = [self._base + length for length in slot.kv_lengths[number]]
+            self._ready[number] = slot.ready[number]
 
     def _begin_window(self, num_unfed: int) -> None:
         """The next slot is slot 0; what was scheduled beyond it is dropped by every rank alike."""
         base = self._base = self.state.committed
         self._number = 0
         remaining = self.state.total_len - base
+        in_use = self._in_use = self.schedule.in_use
+        ready = tuple(is_ready or number not in in_use for number, is_ready in enumerate(self._ready))
         self._start = WindowStart(
             num_unfed,
-            tuple(tuple(length - base for length in lengths) for lengths in self.kv_lengths),
-            self._ready,
+            tuple(
+                tuple(length - base if number in in_use else -1 for length in lengths)
+                for number, lengths in enumerate(self.kv_lengths)
+            ),
+            ready,
             self._replica,
-            None if all(self._ready) else (-base, self._prompt_len - base),
+            None if all(ready) else (-base, self._prompt_len - base),
             remaining,
             max(0, self._draft_end - base),
             frozenset(n - self.num_verdicts for n in self.schedule.report_at if n >= self.num_verdicts),
         )
-        self._is_remembered = num_unfed == 1 and not self._start.reports
-        if not self._is_remembered:
+        if num_unfed > 1 or self._start.reports:  # comes once
             self._horizon = None
             self._window = _Window(self.schedule, self._start)
             return
@@ -186,10 +180,7 @@ class SlotGenerator:
         self._window = _WINDOWS.window(self.schedule, near)
 
     def _leave_cache(self) -> None:
-        """Generates this window for itself, up to where it is: its end is in sight, or its pace changes."""
-        if not self._is_remembered:
-            return
-        self._is_remembered = False
+        """Generates this window for itself, up to where it is: the end of the text is in sight."""
         self._horizon = None
         self._window = _Window(self.schedule, self._start)
         if self._number:

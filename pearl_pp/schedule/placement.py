@@ -63,6 +63,13 @@ class Placement:
         """Replica number -> its shard on `rank`."""
         return {i: shard for i, replica in enumerate(self.replicas) for shard in replica if shard.rank == rank}
 
+    @staticmethod
+    def from_record(record: dict) -> Placement:
+        """What `record` says."""
+        replicas = tuple(tuple(Shard(s["rank"], *s["layers"]) for s in replica) for replica in record["replicas"])
+        rest = {name: record[name] for name in ("name", "fill", "verify_interval", "gamma", "handoff")}
+        return Placement(target=tuple(record["target"]), replicas=replicas, **rest)
+
     def record(self) -> dict:
         """The same keys as a placement file."""
         return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pearl_pp.messages import Change
 from pearl_pp.schedule.placement import Placement, Replica
 
 # A slot is this many ticks, so that p/gamma is an integer for every gamma up to 16 and all arithmetic is exact.
@@ -25,6 +26,8 @@ class Schedule:
         sends_probs: q travels with the drafted tokens.
         prefill_piece: the prompt goes through the stages in pieces of so many tokens; 0 is in one piece.
         report_at: numbers of the verdicts before which every rank reports its pass times to the last stage.
+        active: numbers of the replicas that may be used, in rising order; None is all. The others keep what they
+            have, and none of their ranks is told what the draft does.
     """
 
     num_stages: int
@@ -38,6 +41,7 @@ class Schedule:
     sends_probs: bool = False
     prefill_piece: int = 0
     report_at: frozenset[int] = frozenset()
+    active: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.fill <= self.num_stages:
@@ -46,6 +50,8 @@ class Schedule:
             raise ValueError(f"verify_interval {self.verify_interval} must be in 1..{self.num_stages}")
         if self.pass_ticks < 1 or self.first_window < 0 or (self.draft_limit or 0) < 0:
             raise ValueError("pass_ticks must be positive, first_window and draft_limit not negative")
+        if self.in_use != tuple(sorted({*self.in_use} & {*range(len(self.replicas))})):
+            raise ValueError(f"active {self.active} must be numbers of {len(self.replicas)} replicas, in rising order")
 
     @property
     def last_rank(self) -> int:
@@ -56,12 +62,21 @@ class Schedule:
         return max([self.num_stages, *(s.rank + 1 for replica in self.replicas for s in replica)])
 
     @property
+    def in_use(self) -> tuple[int, ...]:
+        """Numbers of the replicas that may be used; none decodes plainly."""
+        return tuple(range(len(self.replicas))) if self.active is None else self.active
+
+    @property
+    def drafts(self) -> bool:
+        return bool(self.in_use)
+
+    @property
     def max_pass_ticks(self) -> int | None:
         """A longer pass would never fit between two chunks; None where a replica shares no rank with the target.
 
         In steady state a stage's rank holds a chunk in one slot of p.
         """
-        if any(all(s.rank >= self.num_stages for s in replica) for replica in self.replicas):
+        if any(all(s.rank >= self.num_stages for s in self.replicas[number]) for number in self.in_use):
             return None
         return max(1, self.verify_interval - 1) * TICKS
 
@@ -69,6 +84,31 @@ class Schedule:
         """The same schedule with another pass length, cut to what fits."""
         limit = self.max_pass_ticks
         return replace(self, pass_ticks=max(1, min(pass_ticks, limit) if limit else pass_ticks))
+
+    def as_change(self) -> Change:
+        """What a change may set, as it is here."""
+        return Change(
+            self.in_use,
+            self.fill,
+            self.verify_interval,
+            self.pass_ticks,
+            self.first_window,
+            self.draft_limit,
+            self.ships_kv,
+        )
+
+    def changed(self, change: Change) -> Schedule:
+        """The schedule after a verdict with `change`."""
+        return replace(
+            self,
+            active=change.active,
+            fill=change.fill,
+            verify_interval=change.verify_interval,
+            pass_ticks=change.pass_ticks,
+            first_window=change.first_window,
+            draft_limit=change.draft_limit,
+            ships_kv=change.ships_kv,
+        )
 
 
 def plain(num_stages: int) -> Schedule:

@@ -28,6 +28,9 @@ class WindowGenerator:
         self.kv_lengths = [[base + length for length in lengths] for lengths in start.kv_lengths]
         self._planned_kv = [min(lengths) for lengths in self.kv_lengths]
         self._prefill = PrefillProgress([len(replica) for replica in schedule.replicas], start.ready)
+        self.schedule = schedule
+        self._in_use = schedule.in_use
+        self._shares = [split_pass(replica, schedule.pass_ticks) for replica in schedule.replicas]
         self._reports = start.reports
         self._num_verdicts = 0
         self._num_hops = 0
@@ -41,12 +44,6 @@ class WindowGenerator:
         self._parts: list[tuple[int, int, int]] = []
         self._finishing: list[tuple[int, int, int]] = []
         self._unshared: list[tuple[int, int, int]] = []
-        self.set_pace(schedule)
-
-    def set_pace(self, schedule: Schedule) -> None:
-        """Passes that have not started yet take `schedule.pass_ticks`."""
-        self.schedule = schedule
-        self._shares = [split_pass(replica, schedule.pass_ticks) for replica in schedule.replicas]
 
     def accept(self) -> None:
         """The verdict of the slot just generated accepts all that it judges."""
@@ -152,7 +149,7 @@ class WindowGenerator:
     # -- draft passes
 
     def _draft_end(self) -> int:
-        if not self.schedule.replicas:
+        if not self._in_use:
             return self.state.committed
         limit = self.schedule.draft_limit
         return self.state.draft_end if limit is None else min(self.state.draft_end, self.state.committed + limit)
@@ -173,7 +170,7 @@ class WindowGenerator:
         entries += self._next_entries(slot)
         occupancy = Occupancy(self.schedule.num_stages, entries, self._parts)
         replicas = self.schedule.replicas
-        usable = [i for i in range(len(replicas)) if self._prefill.is_ready(i)] or range(len(replicas))
+        usable = [i for i in self._in_use if self._prefill.is_ready(i)] or self._in_use
         choices = [occupancy.place(i, replicas[i], self._shares[i], self._clock) for i in usable]
         return min(choices, key=lambda placed: (placed.finish, placed.replica != self._replica, placed.replica))
 
@@ -203,8 +200,8 @@ class WindowGenerator:
 
     def _hand_off(self, index: int, time: int) -> None:
         """`ship`: entries the replica lacks come from the one that has most (DESIGN section 5)."""
-        have, available = self._planned_kv[index], max(self._planned_kv)
-        source = self._planned_kv.index(available)
+        source = max(self._in_use, key=lambda number: self._planned_kv[number])
+        have, available = self._planned_kv[index], self._planned_kv[source]
         if not self.schedule.ships_kv or available <= have or self._is_empty(have):
             return
         for dst in self.schedule.replicas[index]:
@@ -267,7 +264,8 @@ class WindowGenerator:
 
     def _send_tokens(self, slot: int, time: int, src: int, start: int, end: int) -> None:
         readers = {0, self.schedule.last_rank}
-        for replica in self.schedule.replicas:
+        for number in self._in_use:
+            replica = self.schedule.replicas[number]
             readers |= {shard.rank for shard in (replica[0], replica[-1])}
         for dst in sorted(readers - {src}):
             self._emit(slot, time, Phase.OUTPUT, Transfer(Kind.TOKENS, src, dst, start, end))

@@ -23,8 +23,8 @@ class WindowStart(NamedTuple):
 
     Args:
         num_unfed: committed tokens that the target has not been fed: 1, or the whole prompt.
-        kv_lengths: entries of each replica's shards.
-        ready: replicas that have read the prompt. replica: where the draft was last, -1 at first.
+        kv_lengths: entries of each replica's shards; of one that is not active always -1, so that windows are alike.
+        ready: replicas that have read the prompt, or are not active. replica: where the draft was last, -1 at first.
         prompt: start and end of the prompt while a replica has yet to read it, else None.
         remaining, draftable: positions up to the end of the text, and up to the end of drafting.
         reports: ranks report their pass times before the window's n-th verdict, for each n in here.

@@ -1,14 +1,15 @@
-"""From a profile to what the simulator adds up: seconds of passes and messages."""
+"""What the simulator adds up, seconds of passes and messages: from a profile, or measured."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from pearl_pp.messages import Verdict
 from pearl_pp.schedule.instructions import Kind
 from pearl_pp.schedule.placement import Placement
-from pearl_pp.simulation.profile import Profile
+from pearl_pp.simulation.profile import Profile, pass_time
 
 _ID_BYTES = 8  # ids travel as int64
 _PROB_BYTES = 4  # q travels as float32
@@ -97,3 +98,38 @@ class ProfileCosts:
             Kind.PROBS: _PROB_BYTES * self.profile.target.vocab_size,
             Kind.REPORT: _ID_BYTES,
         }
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Seconds of passes over 1, 2, 3, .. tokens; each token beyond the last adds `extra_s`."""
+
+    seconds: tuple[float, ...]
+    extra_s: float = 0.0
+
+    def of(self, num_tokens: int) -> float:
+        return pass_time(self.seconds, self.extra_s, num_tokens)
+
+
+@dataclass(frozen=True)
+class MeasuredCosts:
+    """A `CostModel` in seconds of passes that were measured on the ranks they are for; messages are free.
+
+    Args:
+        stages: of each stage of the target.
+        shards: (replica, shard) -> its draft passes.
+    """
+
+    stages: Sequence[PassTimes]
+    shards: Mapping[tuple[int, int], PassTimes]
+
+    slot_s = post_s = 0.0
+
+    def target(self, rank: int, num_tokens: int) -> float:
+        return self.stages[rank].of(num_tokens)
+
+    def draft(self, rank: int, replica: int, shard: int, num_tokens: int) -> float:
+        return self.shards[replica, shard].of(num_tokens)
+
+    def message(self, kind: Kind | None, src: int, dst: int, count: int, num_layers: int) -> float:
+        return 0.0

@@ -5,9 +5,10 @@ Read from YAML by `config.read_profile`; used by the simulator's cost model and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 PositiveInt = Annotated[int, Field(ge=1, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0, strict=True)]
@@ -19,6 +20,29 @@ PREFILL_TOKENS = 32
 ACTIVATION_BYTES = 2  # hidden states travel in bf16
 
 
+def pass_time(times: Sequence[float], extra: float, num_tokens: int) -> float:
+    """Time of a pass over `num_tokens`, in the unit of `times`.
+
+    Args:
+        times: of passes over 1, 2, 3, .. tokens.
+        extra: what each token beyond the last of them adds.
+    """
+    known = min(num_tokens, len(times))
+    return times[known - 1] + extra * (num_tokens - known)
+
+
+def _number_or_list(value: object) -> str:
+    return "[list]" if isinstance(value, list | tuple) else "[number]"
+
+
+# Tags in brackets: a fault's place in the file is named without them.
+PassTimes = Annotated[
+    Annotated[PositiveFloat, Tag("[number]")]
+    | Annotated[tuple[PositiveFloat, ...], Field(min_length=1), Tag("[list]")],
+    Discriminator(_number_or_list),
+]
+
+
 class _Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -27,14 +51,14 @@ class ModelProfile(_Entry):
     """One of the two models, at speed 1.
 
     Args:
-        pass_ms: one pass of all layers over one token.
-        extra_token_ms: what every further token of the same pass adds.
+        pass_ms: one pass of all layers over one token, or a list: over 1, 2, 3, .. tokens.
+        extra_token_ms: what every further token of the same pass adds; None is the last difference of the list, or 0.
         kv_bytes_per_token: keys and values of one position in all layers.
         weights_gb: all weights, in 10^9 bytes; None leaves them out of planned memory.
     """
 
-    pass_ms: PositiveFloat
-    extra_token_ms: NotNegative = 0.0
+    pass_ms: PassTimes
+    extra_token_ms: NotNegative | None = None
     num_layers: PositiveInt
     hidden_size: PositiveInt
     kv_bytes_per_token: PositiveInt
@@ -42,10 +66,26 @@ class ModelProfile(_Entry):
 
     def pass_s(self, num_tokens: int, prefill_tokens_per_s: float) -> float:
         """Seconds of one pass of all layers over `num_tokens` positions."""
-        decode_ms = self.pass_ms + self.extra_token_ms * (min(num_tokens, PREFILL_TOKENS) - 1)
-        if num_tokens <= PREFILL_TOKENS:
-            return decode_ms * 1e-3
-        return max(decode_ms * 1e-3, num_tokens / prefill_tokens_per_s)
+        longest = max(PREFILL_TOKENS, len(self.times_ms))
+        decode_s = pass_time(self.times_ms, self.further_token_ms, min(num_tokens, longest)) * 1e-3
+        return decode_s if num_tokens <= longest else max(decode_s, num_tokens / prefill_tokens_per_s)
+
+    @property
+    def times_ms(self) -> tuple[float, ...]:
+        """Of passes over 1, 2, 3, .. tokens, as far as they are told."""
+        return self.pass_ms if isinstance(self.pass_ms, tuple) else (self.pass_ms,)
+
+    @property
+    def one_token_ms(self) -> float:
+        """T or t: a pass over one token."""
+        return self.times_ms[0]
+
+    @property
+    def further_token_ms(self) -> float:
+        """What each token beyond the end of `times_ms` adds."""
+        if self.extra_token_ms is not None:
+            return self.extra_token_ms
+        return max(0.0, self.times_ms[-1] - self.times_ms[-2]) if len(self.times_ms) > 1 else 0.0
 
     @property
     def activation_bytes(self) -> int:
@@ -127,7 +167,7 @@ class Profile(_Entry):
     @property
     def ratio(self) -> float:
         """c = T/t."""
-        return self.target.pass_ms / self.draft.pass_ms
+        return self.target.one_token_ms / self.draft.one_token_ms
 
     def target_pass_s(self, rank: int, num_layers: int, num_tokens: int) -> float:
         """Seconds of a pass of `num_layers` target layers on `rank` over `num_tokens` positions."""

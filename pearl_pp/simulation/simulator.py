@@ -7,14 +7,15 @@ is never written twice. Times are in any one unit that the cost model uses.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from pearl_pp.messages import Verdict
 from pearl_pp.schedule.generator import SlotGenerator
 from pearl_pp.schedule.instructions import Draft, ForwardTarget, Kind, SendVerdict, Transfer, Verify
 from pearl_pp.schedule.schedule import Schedule
-from pearl_pp.simulation.timeline import Busy, Timeline
+from pearl_pp.simulation.timeline import Busy, Spent, Timeline
+from pearl_pp.telemetry import Activity, Purpose
 
 
 class CostModel(Protocol):
@@ -92,13 +93,20 @@ class Simulator:
         self._judge = judge
         self._slot_s, self._post_s = costs.slot_s, costs.post_s
 
-    def run(self, prompt_len: int, total_len: int, draft_end: int | None = None) -> Timeline:
-        """A request of `prompt_len` tokens until `total_len` (or the judge) ends it."""
+    def run(
+        self, prompt_len: int, total_len: int, draft_end: int | None = None, keeps_events: bool = False
+    ) -> Timeline:
+        """A request of `prompt_len` tokens until `total_len` (or the judge) ends it.
+
+        Args:
+            keeps_events: for a trace: what ranks do besides passes, too.
+        """
+        self._keeps_events = keeps_events
         self._generator = SlotGenerator(self._schedule, prompt_len, total_len, draft_end or total_len)
         self._clock = [0.0] * self._schedule.world_size
         self._tapes = [_Tape(prompt_len) for _ in self._clock]
         self._inbox: dict[tuple[Kind, int, int], deque[float]] = defaultdict(deque)
-        self._timeline = Timeline([], [], self._generator, self._schedule.world_size)
+        self._timeline = Timeline([], [], self._generator, self._schedule.world_size, prompt_len, [])
         handlers = {
             ForwardTarget: self._forward_target,
             Draft: self._draft,
@@ -125,9 +133,8 @@ class Simulator:
     def _draft(self, draft: Draft) -> None:
         rank, replica, shard, start, end, samples = draft
         tape = self._tapes[rank]
-        arrived = max(self._inbox.pop((Kind.KV, rank, replica), ()), default=0.0)
-        if shard > 0:
-            arrived = max(arrived, self._inbox[Kind.DRAFT_ACTIVATION, rank, replica].popleft())
+        self._wait_for_entries(rank, self._inbox.pop((Kind.KV, rank, replica), ()))
+        arrived = self._inbox[Kind.DRAFT_ACTIVATION, rank, replica].popleft() if shard > 0 else 0.0
         if shard == 0 or samples:
             arrived = max(arrived, tape.settle(end))
         self._work(draft, arrived, self._costs.draft(rank, replica, shard, end - start))
@@ -136,9 +143,10 @@ class Simulator:
 
     def _work(self, instruction: ForwardTarget | Draft, arrived: float, duration: float) -> None:
         rank = instruction.rank
-        start = max(self._clock[rank], arrived)
+        self._wait(rank, arrived, "a pass's inputs")
+        start = self._clock[rank]
         self._clock[rank] = start + duration
-        self._timeline.busy.append(Busy(rank, start, start + duration, instruction))
+        self._timeline.busy.append(Busy(rank, start, start + duration, instruction, self._plan.slot))
 
     # -- messages
 
@@ -146,7 +154,7 @@ class Simulator:
         kind, src, dst, start, end = transfer[:5]
         arrival = self._clock[src]
         if src != dst:
-            self._clock[src] += self._post_s
+            self._post(src, "", transfer, Purpose.HANDOFF if kind is Kind.KV else "")
             num_layers = transfer.layer_end - transfer.layer_start
             arrival += self._costs.message(kind, src, dst, end - start, num_layers)
         if kind is Kind.TOKENS:
@@ -158,9 +166,10 @@ class Simulator:
 
     def _verify(self, verify: Verify) -> None:
         rank = verify.rank
-        self._wait(rank, self._tapes[rank].settle(verify.first + verify.num_drafted))
+        self._wait(rank, self._tapes[rank].settle(verify.first + verify.num_drafted), "drafted tokens")
         for kind in (Kind.PROBS, Kind.REPORT):
-            self._wait(rank, max(self._inbox.pop((kind, rank, -1), ()), default=0.0))
+            self._wait(rank, max(self._inbox.pop((kind, rank, -1), ()), default=0.0), kind.name.lower())
+        self._note(rank, self._clock[rank], Activity.VERIFY, "", verify)
         self._verdict = self._judge(self._plan.slot, verify, self._generator)
 
     def _send_verdict(self, send: SendVerdict) -> None:
@@ -171,9 +180,9 @@ class Simulator:
         sent = self._clock[src]
         for rank in range(self._schedule.world_size):
             if rank != src:
-                self._clock[src] += self._post_s
+                self._post(src, "verdict")
                 sent = self._clock[src] if self._post_s else sent
-                self._wait(rank, sent + self._costs.message(None, src, rank, send.max_ids, 0))
+                self._wait(rank, sent + self._costs.message(None, src, rank, send.max_ids, 0), "the verdict")
         ends = verdict.restarts or verdict.stop != 0
         for tape in self._tapes:
             tape.commit(position, position + len(verdict.token_ids), ends)
@@ -184,9 +193,29 @@ class Simulator:
     def _drop_messages(self) -> None:
         """Entries handed over are waited for and kept; all else is dropped."""
         for (kind, rank, _), arrivals in self._inbox.items():
-            if kind is Kind.KV and arrivals:
-                self._wait(rank, max(arrivals))
+            if kind is Kind.KV:
+                self._wait_for_entries(rank, arrivals)
         self._inbox.clear()
 
-    def _wait(self, rank: int, until: float) -> None:
-        self._clock[rank] = max(self._clock[rank], until)
+    # -- time besides passes
+
+    def _wait_for_entries(self, rank: int, arrivals: Iterable[float]) -> None:
+        self._wait(rank, max(arrivals, default=0.0), "entries")
+
+    def _wait(self, rank: int, until: float, label: str) -> None:
+        clock = self._clock[rank]
+        if until > clock:
+            self._clock[rank] = until
+            self._note(rank, clock, Activity.WAIT, label, ())
+
+    def _post(self, rank: int, label: str, about: tuple[Any, ...] = (), purpose: str = "") -> None:
+        clock = self._clock[rank]
+        self._clock[rank] = clock + self._post_s
+        self._note(rank, clock, Activity.MOVE, label, about, purpose)
+
+    def _note(
+        self, rank: int, start: float, activity: Activity, label: str, about: tuple[Any, ...], purpose: str = ""
+    ) -> None:
+        if self._keeps_events:
+            slot = self._plan.slot
+            self._timeline.others.append(Spent(rank, start, self._clock[rank], activity, label, slot, about, purpose))

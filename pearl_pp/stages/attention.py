@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
 ATTENTION = "pearl_pp"
@@ -41,7 +41,7 @@ def grouped_attention(
         output = F.scaled_dot_product_attention(
             query, key, value, scale=scaling, is_causal=True, enable_gqa=kv_heads != num_heads
         )
-        return output.transpose(1, 2), None
+        return output.transpose(1, 2).contiguous(), None  # some families take a view of it
     groups = num_heads // kv_heads
     if attention_mask is not None and attention_mask.shape[2] != groups * num_rows:
         attention_mask = attention_mask[:, :, :num_rows].repeat(1, 1, groups, 1)
@@ -49,7 +49,7 @@ def grouped_attention(
     output = F.scaled_dot_product_attention(packed, key, value, attn_mask=attention_mask, scale=scaling)
     if num_rows == 1:
         return output.reshape(1, 1, num_heads, -1), None
-    return output.reshape(1, num_heads, num_rows, -1).transpose(1, 2), None
+    return output.reshape(1, num_heads, num_rows, -1).transpose(1, 2).contiguous(), None
 
 
 def attention_mask_of_rows(
@@ -134,6 +134,13 @@ _cached_causal_block = lru_cache(maxsize=64)(causal_block)
 def _additive(visible: torch.Tensor, groups: int, dtype: torch.dtype) -> torch.Tensor:
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
     return mask.repeat(groups, 1)[None, None]
+
+
+def use_attention(model: PreTrainedModel, name: str) -> None:
+    """Make every part of a model call the attention registered as `name`."""
+    for module in model.modules():
+        if isinstance(config := getattr(module, "config", None), PreTrainedConfig):
+            config._attn_implementation = name
 
 
 def _is_sliding_window(mask_function: Callable, config: PreTrainedConfig | None) -> bool:

@@ -15,9 +15,15 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.core_model_loading import (
+    GLOBAL_WORKERS,
+    WeightConverter,
+    convert_and_load_state_dict_in_model,
+)
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
+
+NUM_LOADERS = GLOBAL_WORKERS  # threads that read tensors at the same time
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -117,6 +123,14 @@ def load(
         info, _ = convert_and_load_state_dict_in_model(model, lazy, load_config)
         info.unexpected_keys.clear()  # the tensors of other stages
         model._finalize_model_loading(model, load_config, info)
+
+
+def merging_bytes(model: PreTrainedModel, dtype: torch.dtype) -> int:
+    """The largest weight that is put together from several tensors: until it is, both are there."""
+    if not any(isinstance(entry, WeightConverter) for entry in get_model_conversion_mapping(model) or ()):
+        return 0
+    merged = [parameter.numel() for parameter in model.parameters() if parameter.ndim > 2]  # one matrix an expert
+    return max(merged, default=0) * dtype.itemsize
 
 
 @dataclass(frozen=True)

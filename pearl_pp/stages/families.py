@@ -5,6 +5,7 @@ Nothing here names a family that works: the parts are found in the module tree.
 
 import copy
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,8 @@ def refusal(config: PreTrainedConfig) -> str | None:
     foreign = set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYER_TYPES
     if foreign:
         return f"{family} has layers of type {', '.join(sorted(foreign))}, whose state cannot be rolled back"
+    if getattr(config, "use_bidirectional_attention", None) is True or getattr(config, "is_causal", True) is False:
+        return f"{family} attends to later tokens here; only causal decoders are supported"
     if getattr(config, "num_kv_shared_layers", 0):
         return f"{family} shares KV entries between layers, so its layers cannot be cut apart"
     return None
@@ -41,12 +44,22 @@ def refusal(config: PreTrainedConfig) -> str | None:
 def max_positions(config: PreTrainedConfig) -> int:
     """Positions up to which a pass gives the same numbers however the text is cut into passes."""
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2048
+    for rope in _length_dependent_ropes(config):
+        original = rope.get("original_max_position_embeddings")
+        limit = min(limit, original or getattr(config, "original_max_position_embeddings", None) or limit)
+    return limit
+
+
+def length_dependent_rope(config: PreTrainedConfig) -> str | None:
+    """The rope type that ends the context at the model's original length, if there is one."""
+    return next((rope["rope_type"] for rope in _length_dependent_ropes(config)), None)
+
+
+def _length_dependent_ropes(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):  # one, or one for each type of layer
         if isinstance(rope, dict) and rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
-            original = rope.get("original_max_position_embeddings")
-            limit = min(limit, original or getattr(config, "original_max_position_embeddings", None) or limit)
-    return limit
+            yield rope
 
 
 @dataclass(frozen=True)
@@ -125,8 +138,11 @@ def cannot_be_cut(model: PreTrainedModel, decoder: Decoder) -> str | None:
     drop_ends(model, decoder, is_first=False, is_last=False, keep_tied=False)
     model.to_empty(device="cpu")  # only buffers are left, and nothing reads them
     hidden = torch.randn(1, 2, model.config.hidden_size)
-    with torch.inference_mode():
-        output = module(inputs_embeds=hidden, position_ids=torch.tensor([[3, 4]])).last_hidden_state
+    try:
+        with torch.inference_mode():
+            output = module(inputs_embeds=hidden, position_ids=torch.tensor([[3, 4]])).last_hidden_state
+    except Exception as error:  # whatever a forward raises that wants its layers, or other inputs
+        return f"its forward does not run without layers ({type(error).__name__})"
     return None if torch.equal(output, hidden) else "its forward changes hidden states before the first layer"
 
 

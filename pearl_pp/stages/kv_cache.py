@@ -60,6 +60,11 @@ class KVCache:
             max(max(layer.key_dim, layer.value_dim) for layer in self.layers),
         )
 
+    @property
+    def is_probed(self) -> bool:
+        """Whether every layer has shown its shape in a probing pass."""
+        return all(layer.num_heads for layer in self.layers)
+
     def allocate(self) -> None:
         """Lay out the entries after a probing pass."""
         heads, head_dim = self.probed_shape()

@@ -1,6 +1,5 @@
 """A model folder before anything is loaded: what its config says, and whether its checkpoint fits."""
 
-import contextlib
 import copy
 import json
 from dataclasses import dataclass
@@ -13,8 +12,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from pearl_pp.errors import UserError
-from pearl_pp.stages import checkpoint, families
-from pearl_pp.stages.kv_cache import KVCache
+from pearl_pp.stages import checkpoint, families, probe
 
 MAX_NAMES = 3
 WEIGHT_SUFFIXES = {".bin", ".gguf", ".pt", ".pth", ".safetensors"}
@@ -57,6 +55,17 @@ class ModelSource:
         return families.max_positions(self.config)
 
     @property
+    def context_note(self) -> str | None:
+        """Why the context is shorter than the model's own, where it is."""
+        kind = families.length_dependent_rope(self.config)
+        if kind is None:
+            return None
+        return (
+            f"rope type {kind} changes its frequencies beyond {self.max_positions} positions, "
+            "which no rollback undoes: the context ends there"
+        )
+
+    @property
     def tied(self) -> bool:
         """Whether head and embedding are one tensor, which the first and the last stage both hold."""
         return bool(self.meta_model.all_tied_weights_keys)
@@ -69,26 +78,22 @@ class ModelSource:
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of one position's keys and values in all layers, as a `KVCache` holds them."""
-        kv_heads, head_dim = self._kv_shape
+        kv_heads, head_dim = self.kv_shape
         return self.num_layers * 2 * kv_heads * head_dim * dtype.itemsize
 
     @cached_property
-    def _kv_shape(self) -> tuple[int, int]:
-        """KV heads and entry size, seen in a pass without memory: configs name them in many ways.
-
-        The pass may stop midway, where a router would have to choose without numbers.
-        """
-        module = self.decoder.module(self.meta_model)
-        cache = KVCache(0, self.num_layers, 1, torch.float32, torch.device("meta"))
-        token = torch.zeros(1, 1, dtype=torch.int64, device="meta")
-        with contextlib.suppress(Exception), torch.inference_mode():
-            module(input_ids=token, position_ids=token, **cache.as_arguments(module))
-        kv_heads, head_dim = cache.probed_shape()
+    def kv_shape(self) -> tuple[int, int]:
+        """KV heads and entry size as a pass shows them: configs name them in many ways."""
+        kv_heads, head_dim = self._probe.kv_shape
         if kv_heads:
             return kv_heads, head_dim
         config, num_heads = self.config, self.config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
         return kv_heads, getattr(config, "head_dim", None) or config.hidden_size // num_heads
+
+    @cached_property
+    def _probe(self) -> probe.Probe:
+        return probe.probe(self.meta_model, self.decoder, self.num_layers)
 
     @cached_property
     def meta_model(self) -> PreTrainedModel:
@@ -97,6 +102,11 @@ class ModelSource:
             return self.new_model(self._declared_dtype)
         except (ValueError, ImportError) as error:
             raise self.error(f"{self.config.model_type}: {_first_line(error)}") from error
+
+    @property
+    def attention(self) -> str:
+        """The attention that transformers would choose."""
+        return self.meta_model.config._attn_implementation or "eager"
 
     @cached_property
     def decoder(self) -> families.Decoder:
@@ -122,6 +132,10 @@ class ModelSource:
             raise self.error(f"no model.safetensors{hint}")
         return tensors
 
+    def loading_bytes(self, dtype: torch.dtype) -> int:
+        """What `build_stage` needs for a while beside the weights it reads."""
+        return checkpoint.merging_bytes(self.meta_model, dtype)
+
     def new_model(self, dtype: torch.dtype, attention: str | None = None) -> PreTrainedModel:
         """The whole model on the meta device: structure without memory."""
         config = copy.deepcopy(self.config)
@@ -135,7 +149,8 @@ class ModelSource:
         tensors = self.tensors
         if self.meta_model._is_stateful:
             raise self.error(f"{self.config.model_type} keeps a recurrent state, which cannot be rolled back")
-        if (reason := families.cannot_be_cut(self.new_model(torch.float32), self.decoder)) is not None:
+        reason = families.cannot_be_cut(self.new_model(torch.float32), self.decoder)
+        if reason is not None or (reason := probe.refusal(self._probe, self.num_layers)) is not None:
             raise self.error(f"{self.config.model_type} cannot be cut into stages yet: {reason}")
         mismatch = checkpoint.compare(self.new_model(self.dtype), tensors)
         for names, what in (
@@ -164,8 +179,11 @@ class ModelSource:
         if not index.is_file():
             return []
         try:
-            return sorted({self.path / name for name in json.loads(index.read_text())["weight_map"].values()})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            if elsewhere := next((name for name in names if Path(name).name != name), None):
+                raise self.error(f"{index.name} names {elsewhere!a}, which is not a file of this folder")
+            return [self.path / name for name in names]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise self.error(f"{index.name} names no files") from error
 
 
@@ -182,7 +200,7 @@ def open_model(path: str | Path, option: str, trust_remote_code: bool = False) -
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         eos_token_ids = _eos_token_ids(folder, config)
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except Exception as error:  # whatever a damaged config raises is the user's to mend
         if "trust_remote_code" in str(error):
             reason = "the model comes with its own code, which runs only with --trust-remote-code"
         else:

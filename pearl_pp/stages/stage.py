@@ -1,6 +1,7 @@
 """A stage: consecutive layers of a model on one device, with their KV cache."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -8,13 +9,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from pearl_pp.stages import checkpoint, families
-from pearl_pp.stages.attention import ATTENTION, query_groups
+from pearl_pp.stages.attention import ATTENTION, query_groups, use_attention
 from pearl_pp.stages.kv_cache import KVCache
 from pearl_pp.stages.layer_calls import LayerCalls, record_calls
 from pearl_pp.stages.source import ModelSource
 
 MIN_POSITIONS = 16  # what trying a stage out takes
 FIRST_POSITIONS = 2048  # tables are made for so many at first
+TRIED_PASSES = ((0, 3), (3, 4), (4, 8))  # first rows, one row and several rows behind others
+MAX_ATTENTION_ERROR = 0.1  # of half the rows, relative: rounding stays far below, another formula far above
 
 
 class _Parts(NamedTuple):
@@ -65,7 +68,7 @@ class Stage(nn.Module):
         self._parts = _Parts.of(model, source.decoder)
         self._cache_arguments = self.cache.as_arguments(self._parts.decoder)
         self._calls: LayerCalls | None = None
-        self._try_out()
+        self._try_out(source)
         self.cache.reset(max_len)
 
     @property
@@ -123,32 +126,50 @@ class Stage(nn.Module):
         return hidden.new_empty(0, self.vocab_size) if self.is_last else hidden
 
     @torch.inference_mode()
-    def _try_out(self) -> None:
+    def _try_out(self, source: ModelSource) -> None:
         """Learn the shapes of the KV entries from one token, then how to call the layers directly.
 
-        They are called so only if the model's own forward gives the very same numbers.
+        They are called so only if the model's own forward gives the very same numbers. Our attention stays
+        only where it gives what transformers' choice does. Raises UserError where there are no KV entries.
         """
         generator = torch.Generator().manual_seed(0)
         if self.is_first:
             inputs = torch.randint(self.vocab_size, (1, 8), generator=generator).to(self.device)
         else:
             inputs = torch.randn(1, 8, self.hidden_size, generator=generator).to(self.device, self.dtype)
+        ours, attention = self.model.config._attn_implementation, source.attention
+        use_attention(self.model, attention)
         self._model_forward(inputs[:, :1], 0, 1)
+        if not self.cache.is_probed:
+            raise source.error(f"{source.model_type} cannot be rolled back: its layers keep no KV cache")
         self.cache.allocate()
-        self._calls = self._learn_calls(8)
-        for start, end in ((0, 3), (3, 4), (4, 8)):
-            if self._calls is not None:
+        if ours is not None and ours != attention:
+            expected = self._tried(self._model_forward, inputs)
+            use_attention(self.model, ours)
+            found = self._tried(self._model_forward, inputs)
+            if found is None or expected is None or _error(found, expected) > MAX_ATTENTION_ERROR:
+                use_attention(self.model, attention)
+        calls = self._learn_calls(8)
+        if calls is not None:
+            expected = self._tried(self._model_forward, inputs)
+            found = self._tried(partial(self._lean_forward, calls), inputs)
+            if found is not None and expected is not None and torch.equal(found, expected):
+                self._calls = calls
+
+    def _tried(
+        self, forward: Callable[[torch.Tensor, int, int], torch.Tensor], inputs: torch.Tensor
+    ) -> torch.Tensor | None:
+        """What `forward` gives for `inputs` in a few passes, [rows, n]; None where it does not take them."""
+        rows = []
+        try:
+            for start, end in TRIED_PASSES:
                 self.cache.length = start
-                rows, num_logits = inputs[:, start:end], end - start
-                expected = self._model_forward(rows, start, num_logits)
-                try:
-                    is_equal = torch.equal(self._lean_forward(self._calls, rows, start, num_logits), expected)
-                except torch.OutOfMemoryError:
-                    raise  # says nothing about the family
-                except Exception:  # whatever a family's layers do not take
-                    is_equal = False
-                if not is_equal:
-                    self._calls = None
+                rows.append(forward(inputs[:, start:end], start, end - start))
+        except torch.OutOfMemoryError:
+            raise  # says nothing about the family
+        except Exception:  # whatever a family's layers do not take
+            return None
+        return torch.cat(rows)
 
     def _learn_calls(self, num_positions: int) -> LayerCalls | None:
         """Run the model's forward once with recorders in place of its layers, for num_positions or more."""
@@ -171,6 +192,12 @@ class Stage(nn.Module):
         finally:
             self.cache.length = length
             setattr(decoder, layers_name, layers)
+
+
+def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative difference of rows [rows, n], in the middle one: a router may send single rows elsewhere."""
+    found, expected = found.float(), expected.float()
+    return ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).nan_to_num(float("inf")).median().item()
 
 
 def build_stage(

@@ -14,10 +14,14 @@ import torch
 from transformers import LlamaConfig
 
 from pearl_pp.stages import families
+from pearl_pp.stages.checkpoint import NUM_LOADERS
 from pearl_pp.stages.shapes import PairShape
 from pearl_pp.stages.source import ModelSource
 
-CHUNK = 2**20  # numbers made at a time: what the work takes beside the weights stays small
+# Numbers made at a time, in buffers that are made once: what the work takes beside the weights stays small. On a CPU
+# they stay in its cache, and blocks this small do not make malloc keep the memory of larger ones for itself.
+CHUNKS = {"cpu": 2**14, "cuda": 2**20}
+SCRATCH = 8 + 8 + 4  # bytes of the buffers for each number
 
 _SCALED = ("o_proj.weight", "down_proj.weight")  # what a layer adds to its input comes out of these
 _MASK = 2**32 - 1
@@ -41,23 +45,31 @@ class GeneratedTensor:
         key = int.from_bytes(hashlib.blake2b(f"{self.seed}/{self.name}".encode(), digest_size=4).digest())
         scale = self.std * 3**0.5 / 2**23
         weight = torch.empty(self.shape, device=device, dtype=dtype)
-        flat = weight.view(-1)
-        for start in range(0, flat.numel(), CHUNK):
-            end = min(start + CHUNK, flat.numel())
-            bits = _hash(_hash(torch.arange(start, end, device=device)) ^ key)
+        chunks = weight.view(-1).split(CHUNKS[device.type])
+        buffers = torch.empty(2, chunks[0].numel(), dtype=torch.int64, device=device)
+        floats = torch.empty(chunks[0].numel(), dtype=torch.float32, device=device)
+        start = 0
+        for chunk in chunks:
+            bits, scratch = buffers[:, : chunk.numel()]
+            torch.arange(start, start + chunk.numel(), out=bits)
+            _hash(bits, scratch)
+            bits ^= key
+            _hash(bits, scratch)
+            bits >>= 8
+            bits -= 2**23
             # 24 bits are exact in float32; the one rounding of the product is the same on all devices.
-            flat[start:end] = ((bits >> 8) - 2**23).to(torch.float32) * scale
+            chunk.copy_(floats[: chunk.numel()].copy_(bits).mul_(scale))
+            start += chunk.numel()
         return weight[index]
 
 
-def _hash(numbers: torch.Tensor) -> torch.Tensor:
+def _hash(numbers: torch.Tensor, scratch: torch.Tensor) -> None:
     """A well-mixing bijection of 32-bit numbers held in int64, in place; no product exceeds 63 bits."""
     for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
-        numbers ^= numbers >> shift
+        numbers ^= torch.bitwise_right_shift(numbers, shift, out=scratch)
         numbers *= factor
         numbers &= _MASK
-    numbers ^= numbers >> 15
-    return numbers
+    numbers ^= torch.bitwise_right_shift(numbers, 15, out=scratch)
 
 
 def is_scaled(name: str, shape: PairShape) -> bool:
@@ -90,6 +102,9 @@ class SyntheticSource(ModelSource):
     def is_draft_of(self, target: ModelSource) -> bool:
         """Whether both come from one shape."""
         return isinstance(target, SyntheticSource) and target.shape == self.shape
+
+    def loading_bytes(self, dtype: torch.dtype) -> int:
+        return NUM_LOADERS * CHUNKS["cpu"] * SCRATCH  # a card's few tens of MB are in its reserve
 
     @cached_property
     def dtype(self) -> torch.dtype:

@@ -38,6 +38,10 @@ class TransportError(Exception):
         return f"rank {self.rank}: bad message from rank {self.peer} on {self.channel.name}: {self.detail}"
 
 
+class RanksMissing(TimeoutError):
+    """Not all ranks of the job came to where they meet."""
+
+
 class TransportTimeout(TransportError):
     """A wait for `peer` lasted `seconds` without an answer."""
 
@@ -55,6 +59,13 @@ class PeerLost(TransportError):
 
     def __str__(self) -> str:
         return f"rank {self.rank}: lost rank {self.peer} on {self.channel.name}: {self.detail}"
+
+
+class SilentPeer(TransportTimeout):
+    """`peer` gave no sign of life for `seconds`: its process is stopped, or its machine cut off."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: no sign of life from rank {self.peer} for {self.seconds:g} s: stopped, or cut off"
 
 
 class MessageMismatch(TransportError):
@@ -92,7 +103,8 @@ class Transport(Protocol):
         """Post a receive of the next message of `channel` from rank `src`.
 
         wait() returns a tensor on `device` (CONTROL: on the CPU). `shape` and `dtype` must be those of the
-        message: only bytes cross a network, and gloo ends the process when there are more than asked for.
+        message: only bytes cross a network. gloo ends the process when there are more than asked for; where there
+        are fewer, wait() raises MessageMismatch.
         """
         ...
 

@@ -1,6 +1,7 @@
 """Messages over gloo: the control plane everywhere, the tensor plane on CPUs and where ranks share a card."""
 
 import contextlib
+import ctypes
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -9,7 +10,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from pearl_pp.transport.base import Channel, PeerLost, Pending, TransportTimeout
+from pearl_pp.transport.base import Channel, MessageMismatch, PeerLost, Pending, TransportError, TransportTimeout
+from pearl_pp.transport.heartbeat import Heartbeat
 from pearl_pp.transport.point_to_point import Completed, PointToPointTransport
 
 MAX_UNFINISHED_SENDS = 32
@@ -17,6 +19,10 @@ MAX_UNFINISHED_SENDS = 32
 whether a send is finished. Ranks post in one global order, so this wait cannot deadlock."""
 
 _UNUSED_TAG = 1 << 20
+
+# Lies in the last bytes of a receive until a message covers it: gloo takes a message that is too short in silence.
+_NOT_WRITTEN = 0x9D3FA1C64E7B5082
+_MARK_BYTES = 8
 
 
 def _nothing() -> None: ...
@@ -47,10 +53,22 @@ class GlooTransport(PointToPointTransport):
         self._unfinished: deque[_Message] = deque()
         self._closed = False
         self._broken = False
+        self._failure: TransportError | None = None
+        self._heartbeat: Heartbeat | None = None
 
     @property
     def broken(self) -> bool:
         return self._broken
+
+    def watch(self, heartbeat: Heartbeat) -> None:
+        """From now on `heartbeat` ends with this transport."""
+        self._heartbeat = heartbeat
+
+    def fail(self, error: TransportError) -> None:
+        """Make every wait raise `error`, those under way too. From any thread."""
+        self._failure = self._failure or error
+        self._broken = True
+        self._break_connections()
 
     def isend(self, channel: Channel, dst: int, tensor: torch.Tensor) -> Pending:
         self._count(channel, tensor)
@@ -73,11 +91,13 @@ class GlooTransport(PointToPointTransport):
         host = torch.empty(shape, dtype=dtype, pin_memory=staged)
         if host.numel() == 0:
             return Completed(host.to(self.device) if staged else host)
+        if host.nbytes >= _MARK_BYTES:
+            _last_bytes(host).value = _NOT_WRITTEN
         try:
             work = self._groups[channel].recv([host], src, self._first_tag + channel)
         except RuntimeError as error:
             raise self._lost(error, channel, src) from None
-        return (_StagedReceive if staged else _Message)(self, channel, src, host, work)
+        return (_StagedReceive if staged else _Receive)(self, channel, src, host, work)
 
     def finish(self, work: dist.Work, channel: Channel, peer: int, timeout_s: float | None) -> None:
         """Wait for `work`; turn gloo's errors into ours."""
@@ -89,13 +109,21 @@ class GlooTransport(PointToPointTransport):
             work.wait(limit)
         except RuntimeError as error:
             # gloo has one type and many texts for its errors; the clock tells a timeout from a lost peer
-            if time.monotonic() - started < seconds - 0.001:
+            if self._failure is not None or time.monotonic() - started < seconds - 0.001:
                 raise self._lost(error, channel, peer) from None
             self._broken = True
             raise TransportTimeout(self.rank, peer, channel, seconds) from None
 
-    def _lost(self, error: RuntimeError, channel: Channel, peer: int) -> PeerLost:
+    def check(self, received: torch.Tensor, channel: Channel, peer: int) -> None:
+        """Raise MessageMismatch where a message did not fill its tensor."""
+        if received.nbytes >= _MARK_BYTES and _last_bytes(received).value == _NOT_WRITTEN:
+            self._broken = True
+            raise MessageMismatch(self.rank, peer, channel, f"shorter than the {received.nbytes} bytes expected")
+
+    def _lost(self, error: RuntimeError, channel: Channel, peer: int) -> TransportError:
         self._broken = True
+        if self._failure is not None:
+            return self._failure
         # gloo's text without its source location and its greeting
         text = str(error).splitlines()[0].split("] ", 1)[-1].split(". ")[0]
         return PeerLost(self.rank, peer, channel, text)
@@ -107,25 +135,34 @@ class GlooTransport(PointToPointTransport):
             return
         self._closed = True
         try:
+            if self._heartbeat is not None:
+                self._heartbeat.stop()
             while self._unfinished:
                 self._unfinished.popleft().wait()
             self.barrier()  # nobody tears down a connection that another rank still reads from
         finally:
+            if self._heartbeat is not None:
+                self._heartbeat.abandon()
             self._release()
 
     def abort(self, reason: str = "aborted") -> None:
         if self._closed:
             return
         self._closed = True
+        if self._heartbeat is not None:
+            self._heartbeat.abandon()
+        self._break_connections()
+        self._unfinished.clear()
+        with contextlib.suppress(RuntimeError):  # the error that led here is the one to show
+            self._release()
+
+    def _break_connections(self) -> None:
         # Dropping a group closes nothing while somebody holds one of its messages; a wait that times out
         # makes gloo close every connection of the group at once.
         peer = (self.rank + 1) % self.world_size
         for group in set(self._groups):
             with contextlib.suppress(RuntimeError):
                 group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
-        self._unfinished.clear()
-        with contextlib.suppress(RuntimeError):  # the error that led here is the one to show
-            self._release()
 
     def _release(self) -> None:
         # connections close when nobody holds their group any more
@@ -155,7 +192,19 @@ class _Message:
         return self._tensor
 
 
-class _StagedReceive(_Message):
+class _Receive(_Message):
+    """Lands in memory of its own, and must fill it."""
+
+    __slots__ = ()
+
+    def wait(self, timeout_s: float | None = None) -> torch.Tensor:
+        if self._work is not None:
+            super().wait(timeout_s)
+            self._transport.check(self._tensor, self._channel, self._peer)
+        return self._tensor
+
+
+class _StagedReceive(_Receive):
     """Lands in pinned memory, ends on the transport's device."""
 
     __slots__ = ()
@@ -166,6 +215,10 @@ class _StagedReceive(_Message):
             # the pinned block is reused only after this copy: torch's host allocator waits for the stream
             self._tensor = tensor = tensor.to(self._transport.device, non_blocking=True)
         return tensor
+
+
+def _last_bytes(tensor: torch.Tensor) -> ctypes.c_uint64:
+    return ctypes.c_uint64.from_address(tensor.data_ptr() + tensor.nbytes - _MARK_BYTES)
 
 
 def _to_pinned(tensor: torch.Tensor) -> torch.Tensor:

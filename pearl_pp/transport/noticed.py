@@ -12,7 +12,15 @@ from typing import Protocol
 
 import torch
 
-from pearl_pp.transport.base import Channel, PeerLost, Pending, Transport, TransportError, TransportTimeout
+from pearl_pp.transport.base import (
+    Channel,
+    PeerLost,
+    Pending,
+    SilentPeer,
+    Transport,
+    TransportError,
+    TransportTimeout,
+)
 from pearl_pp.transport.point_to_point import Completed, PointToPointTransport
 
 _BYE, _ABORT = -1, -2  # notices that are no channel
@@ -197,6 +205,9 @@ class _Posted:
             self._owner.fail(error)
             raise error
         if self._pending is None:
-            raise PeerLost(self._owner.rank, self.peer, self.channel, str(self._owner.failure))
+            failure = self._owner.failure
+            if isinstance(failure, SilentPeer):
+                raise failure
+            raise PeerLost(self._owner.rank, self.peer, self.channel, str(failure))
         received = self._pending.wait(timeout_s)
         return received if self.sent is None else self.sent

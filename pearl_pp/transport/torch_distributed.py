@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 
 from pearl_pp.errors import UserError
-from pearl_pp.transport.base import Transport
+from pearl_pp.transport.base import Transport, TransportError
 from pearl_pp.transport.gloo import GlooTransport
+from pearl_pp.transport.heartbeat import Heartbeat
+from pearl_pp.transport.joining import join
 from pearl_pp.transport.local import LocalTransport
 from pearl_pp.transport.nccl import over_nccl
 from pearl_pp.transport.point_to_point import warm_up
@@ -22,7 +24,8 @@ def connect(device: str = "auto", timeout_s: float = 120.0, use_nccl: bool | Non
     Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; a world of one needs none of them and
     makes no process group. `device` is auto, cpu or cuda (the card of LOCAL_RANK). Tensors travel over NCCL
     where every rank has a card of its own, else over gloo; `use_nccl` overrules that.
-    Raises UserError (no such device) and TimeoutError (not all ranks came within `timeout_s`).
+    A rank that is stopped or cut off ends every wait of the others within `timeout_s`, however long it may last.
+    Raises UserError (no such device, the port is in use) and RanksMissing (not all ranks came within `timeout_s`).
     """
     chosen = pick_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -30,23 +33,35 @@ def connect(device: str = "auto", timeout_s: float = 120.0, use_nccl: bool | Non
     timeout = timedelta(seconds=timeout_s)
     owner = not dist.is_initialized()
     if owner:
-        _use_loopback_on_one_machine()
-        _join(timeout)
-    control_group = dist.group.WORLD if owner else dist.new_group(backend="gloo", timeout=timeout)
-    tensor_group = dist.new_group(backend="gloo", timeout=timeout)
-    assert isinstance(control_group, dist.ProcessGroup) and isinstance(tensor_group, dist.ProcessGroup)
+        join(timeout)
+    control_group = dist.group.WORLD if owner else _new_group(timeout)
+    assert control_group is not None
+    tensor_group, beat_group = _new_group(timeout), _new_group(timeout)
 
     def release() -> None:
         # the default group takes all others with it
-        for group in [None] if owner else [tensor_group, control_group]:
+        for group in [None] if owner else [beat_group, tensor_group, control_group]:
             dist.destroy_process_group(group)
 
     plane = GlooTransport(control_group, tensor_group, chosen, timeout_s, release)
     if use_nccl is None:
         use_nccl = _each_rank_has_a_card(plane)
     transport = over_nccl(plane, control_group, timeout_s) if use_nccl else plane
+
+    def fail(error: TransportError) -> None:
+        for wires in {transport, plane}:
+            wires.fail(error)
+
+    beats = GlooTransport(beat_group, beat_group, torch.device("cpu"), timeout_s)
+    plane.watch(Heartbeat(beats, timeout_s, fail))
     warm_up(transport)
     return transport
+
+
+def _new_group(timeout: timedelta) -> dist.ProcessGroup:
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup)  # this rank is a member
+    return group
 
 
 def pick_device(device: str) -> torch.device:
@@ -62,31 +77,6 @@ def pick_device(device: str) -> torch.device:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     return chosen
-
-
-def _join(timeout: timedelta) -> None:
-    try:
-        dist.init_process_group("gloo", timeout=timeout)
-    except (dist.DistStoreError, dist.DistNetworkError) as error:
-        rank, world_size, host, port = (
-            os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-        )
-        raise TimeoutError(
-            f"rank {rank}: not all {world_size} ranks came to {host}:{port} "
-            f"within {timeout.total_seconds():g} s: {str(error).splitlines()[0]}"
-        ) from error
-
-
-def _use_loopback_on_one_machine() -> None:
-    """Keep gloo off the network card (and off host name look-ups) when every rank is on this machine."""
-    local_world_size = os.environ.get("LOCAL_WORLD_SIZE")  # the deepspeed launcher does not set it
-    if local_world_size is not None:
-        one_machine = local_world_size == os.environ["WORLD_SIZE"]
-    else:
-        one_machine = os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1")
-    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-    if one_machine and loopback:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 
 def _each_rank_has_a_card(transport: Transport) -> bool:

@@ -61,4 +61,4 @@ def test_ranks_that_find_no_others_say_where_they_looked():
         last_line = run.communicate(timeout=60)[1].strip().splitlines()[-1]
         assert run.returncode == 1
         where = f"not all 2 ranks came to 127.0.0.1:{port} within 2 s"
-        assert f"TimeoutError: rank {rank}: {where}" in last_line
+        assert f"RanksMissing: rank {rank}: {where}" in last_line

@@ -28,13 +28,13 @@ class Finished:
         return [line for line in self.stderr.splitlines() if line.startswith("error")]
 
 
-def command(*arguments: str) -> Finished:
+def command(*arguments: str, timeout_s: float = 110) -> Finished:
     """Runs `python -m <arguments>` from a folder that is not the project's."""
     mark = uuid.uuid4().hex
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: mark}
     run = subprocess.run(
         [sys.executable, "-m", *arguments],
-        env=environment, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=110,
+        env=environment, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s,
     )  # fmt: skip
     assert not still_running(mark), "processes were left behind"
     return Finished(run.returncode, run.stdout, run.stderr)
@@ -55,5 +55,5 @@ def torchrun(num_ranks: int, *arguments: str) -> Finished:
     return command("torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", *arguments)
 
 
-def pearl_pp_run(num_ranks: int, *arguments: str) -> Finished:
-    return command("pearl_pp.cli", "run", "-n", str(num_ranks), *arguments)
+def pearl_pp_run(num_ranks: int, *arguments: str, timeout_s: float = 110) -> Finished:
+    return command("pearl_pp.cli", "run", "-n", str(num_ranks), *arguments, timeout_s=timeout_s)

@@ -4,7 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pearl_pp.messages import Outcome, Verdict
+from pearl_pp.messages import Change, Outcome, Reason, Verdict
+
+FIELD = st.integers(0, 2**40)
+CHANGES = st.builds(
+    Change,
+    active=st.sets(st.integers(0, 40), max_size=5).map(lambda numbers: tuple(sorted(numbers))),
+    fill=FIELD,
+    verify_interval=FIELD,
+    pass_ticks=FIELD,
+    first_window=FIELD,
+    draft_limit=st.none() | FIELD,
+    ships_kv=st.booleans(),
+    reason=st.sampled_from(Reason),
+    acceptance=st.integers(0, 1000),
+    hold=FIELD,
+)
 
 
 @st.composite
@@ -16,7 +31,7 @@ def verdicts(draw: st.DrawFn) -> Verdict:
         draw(st.integers(0, len(ids))),
         draw(st.sampled_from(Outcome)),
         draw(st.integers(0, 3)),
-        draw(st.integers(0, 2**40)),
+        draw(st.none() | CHANGES),
     )
 
 
@@ -28,6 +43,8 @@ def test_a_verdict_comes_back_whatever_room_its_chunk_left(verdict: Verdict, roo
     arrived = Verdict.from_wire(fields, verdict.slot)
     assert arrived == verdict
     assert isinstance(arrived.outcome, Outcome)
+    if arrived.change is not None:
+        assert isinstance(arrived.change.reason, Reason)
 
 
 @given(verdicts(), st.integers(0, 2**40))
@@ -44,5 +61,6 @@ def test_more_ids_than_the_chunk_allows_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("outcome", "restarts"), [(o, o is not Outcome.ACCEPTED) for o in Outcome])
-def test_a_rejection_and_a_bonus_restart_the_draft(outcome: Outcome, restarts: bool) -> None:
+def test_a_rejection_a_bonus_and_a_change_restart_the_draft(outcome: Outcome, restarts: bool) -> None:
     assert Verdict(0, (5,), 0, outcome).restarts is restarts
+    assert Verdict(0, (5,), 0, outcome, change=Change((), 1, 1, 1, 0, 0, False)).restarts

@@ -44,7 +44,7 @@ class FakeEngine:
     closed: bool = False
     versions: dict[str, str] = field(default_factory=lambda: {"torch": "2"})
     plan: Any = field(
-        default_factory=lambda: SimpleNamespace(lines=["target: 4 stages"], record=lambda: {"target": [1, 1]})
+        default_factory=lambda: SimpleNamespace(decision_lines=["strategy: pearl"], record=lambda: {"target": [1, 1]})
     )
 
     def iterate(
@@ -78,7 +78,14 @@ class EngineFactory:
     engine: FakeEngine | None = None
     progress: Callable[[str, int, int], None] | None = None
 
-    def __call__(self, config: RunConfig, on_progress: Callable[[str, int, int], None] | None) -> Any:
+    def __call__(
+        self,
+        config: RunConfig,
+        on_progress: Callable[[str, int, int], None] | None,
+        on_plan: Callable[[list[str]], None] | None,
+    ) -> Any:
+        if on_plan is not None:
+            on_plan(["target: 4 stages"])
         self.progress = on_progress
         self.engine = FakeEngine(config, **self.options)
         return self.engine

@@ -104,6 +104,15 @@ def test_an_error_is_one_line_on_stderr() -> None:
     assert err.getvalue() == "error in prompt 2: too long\n"
 
 
+def test_an_error_in_the_middle_of_an_answer_stands_on_a_line_of_its_own() -> None:
+    out = Terminal()
+    printer = printer_for(RunConfig(quiet=True), out, out)
+    printer.text(0, "Hel")
+    printer.finish(0, finished("Hel", {}, error="broken"))
+    printer.finish(1, finished("", {}, error="broken"))
+    assert out.getvalue() == "Hel\nerror in prompt 1: broken\nerror in prompt 2: broken\n"
+
+
 def summary_of(outputs: list[RequestOutput], config: RunConfig | None = None) -> str:
     out = io.StringIO()
     printer_for(config or RunConfig(), out, io.StringIO()).summary(

@@ -146,3 +146,10 @@ def test_a_label_is_one_short_line() -> None:
     assert len(label(Prompt(text="word " * 100))) == 72
     assert label(Prompt(messages=({"role": "user", "content": "hi"},))) == "hi"
     assert label(Prompt(error="bad")) == "(cannot be read)"
+
+
+def test_a_label_holds_nothing_that_a_terminal_obeys() -> None:
+    text = "a\x1b[31m\x07b\x9bc\u202ed\x7f\u200d\ud800é"
+    assert label(Prompt(text=text)) == "a\\x1b[31m\\x07b\\x9bc\\u202ed\\x7f\u200d\\ud800é"
+    assert label(Prompt(messages=({"role": "user", "content": text},))) == label(Prompt(text=text))
+    assert len(label(Prompt(text="\x1b" * 100))) == 72

@@ -1,13 +1,18 @@
 """The JSON record: its keys, and that a crash leaves a whole file."""
 
+import errno
 import json
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pearl_pp.console.record import JsonRecord, require_own_paths, require_writable, write_atomically
 from pearl_pp.errors import UserError
+from pearl_pp.runtime.metrics import totals
 from pearl_pp.runtime.request import RequestOutput
 
 
@@ -98,3 +103,46 @@ def test_a_file_is_not_written_over_another_that_the_run_needs(tmp_path: Path) -
     with pytest.raises(UserError, match=r"--trace .*b: is the file of --json, too"):
         require_own_paths({"--json": str(tmp_path / "b"), "--trace": str(tmp_path / "b")}, {"--prompts": None})
     require_own_paths({"--json": str(tmp_path / "b"), "--trace": str(tmp_path / "c")}, {"--prompts": "-"})
+
+
+def test_totals_added_up_request_by_request_are_those_over_all(
+    tmp_path: Path, metrics_of: Callable[..., dict[str, Any]]
+) -> None:
+    record = record_at(tmp_path / "r.json")
+    each = [metrics_of(n) | {"ttft_s": None if n == 3 else 0.1 * n, "accepted_runs": [n]} for n in range(1, 7)]
+    for number, metrics in enumerate(each):
+        record.add(replace(output(str(number)), metrics=metrics))
+    record.add(replace(output("no answer"), metrics={}, error="cannot be used"))
+    content = json.loads((tmp_path / "r.json").read_text())
+    assert content["totals"] == pytest.approx(totals(each)) == record.totals()
+    assert [request["text"] for request in content["requests"]] == [*"012345", "no answer"]
+
+
+def test_requests_live_in_the_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    record = record_at(path)
+    record.add(output("x" * 10_000))
+    path.unlink()  # somebody tidies up: what has been recorded comes back with the next request
+    record.add(output("second"))
+    texts = [request["text"] for request in json.loads(path.read_text())["requests"]]
+    assert texts == ["x" * 10_000, "second"]
+    assert [(kept.text, kept.token_ids) for kept in record.outputs] == [("", []), ("", [])]
+
+
+@pytest.mark.case("P4")
+def test_a_disk_without_room_is_one_line_and_keeps_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.json"
+    record = record_at(path)
+    record.add(output("first"))
+
+    def no_space(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", no_space)
+    with pytest.raises(UserError) as caught:
+        record.add(output("second"))
+    assert str(caught.value) == f"--json {path}: cannot be written: No space left on device"
+    assert [request["text"] for request in json.loads(path.read_text())["requests"]] == ["first"]
+    assert os.listdir(tmp_path) == ["r.json"]

@@ -13,6 +13,7 @@ import pytest
 from pearl_pp import run
 from pearl_pp.console import leaving
 from pearl_pp.errors import UserError
+from pearl_pp.runtime.request import RequestOutput
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +66,19 @@ def test_one_bad_prompt_leaves_the_others_answered_and_exit_code_1(
     assert "abc!\n" in shown.out and "de!\n" in shown.out
     requests = json.loads(path.read_text())["requests"]
     assert [bool(request["error"]) for request in requests] == [False, True, False]
+
+
+@pytest.mark.case("S6")
+def test_the_exit_code_says_whether_a_prompt_could_be_run() -> None:
+    answered, refused = RequestOutput("p", [1], [2], "t", "stop"), RequestOutput("p", [], [], "", None, error="bad")
+    broke_off = RequestOutput("p", [1], [2], "t", None, error="no numbers")
+    outputs = {
+        0: [[answered], [answered, answered], []],
+        1: [[answered, refused], [broke_off], [broke_off, refused]],
+        2: [[refused], [refused, refused]],
+    }
+    for code, runs in outputs.items():
+        assert [run.exit_code(each) for each in runs] == [code] * len(runs)
 
 
 @pytest.mark.case("P4")

@@ -44,6 +44,7 @@ OPTION_LIST: dict[str, Any] = {
     "verify_interval": "auto",
     "layer_split": None,
     "handoff": "auto",
+    "prefill_piece": "auto",
     "no_pre_verify": False,
     "no_post_verify": False,
     "verify": "rejection",
@@ -102,6 +103,7 @@ EXAMPLES: dict[str, tuple[list[str], Any, Any]] = {
     "verify_interval": (["2"], 2, 2),
     "layer_split": (["18,15,15,13"], [18, 15, 15, 13], (18, 15, 15, 13)),
     "handoff": (["ship"], "ship", "ship"),
+    "prefill_piece": (["64"], 64, 64),
     "no_pre_verify": ([], True, True),
     "no_post_verify": ([], True, True),
     "verify": (["coupled"], "coupled", "coupled"),
@@ -121,6 +123,7 @@ NEEDED_WITH: dict[str, list[str]] = {
     "target": ["--draft", "d"],
     "draft": ["--target", "t"],
     "prompts": [],
+    "trust_remote_code": ["--trust-remote-code"],
 }
 
 
@@ -162,7 +165,7 @@ def test_a_flag_wins_over_yaml(option: str, tmp_path: Path) -> None:
     else:
         argv, expected = flags_for(option), EXAMPLES[option][2]
         in_yaml = yaml_file(tmp_path, {option: list(default) if default == () else default})
-    config = parse_flags(["--config", in_yaml, *argv, *NEEDED_WITH.get(option, [])])
+    config = parse_flags(["--config", in_yaml, *NEEDED_WITH.get(option, []), *argv])
     assert getattr(config, OPTIONS[option]) == expected
 
 
@@ -256,3 +259,12 @@ def test_a_mistake_shows_before_torch_is_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_path_may_be_a_path_object() -> None:
+    paths = {"target": "models/a", "draft": "models/b", "prompts": "p.txt", "placement": "p.yaml", "json": "r.json"}
+    given = RunConfig.model_validate({name: Path(path) for name, path in paths.items()})
+    assert given == RunConfig.model_validate(paths)
+    assert RunConfig(emulate=Path("e.yaml"), trace=Path("t.json")) == RunConfig(emulate="e.yaml", trace="t.json")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match="--prompt"):
+        run_config({"prompt": Path("a")}, {"prompt": "--prompt"})

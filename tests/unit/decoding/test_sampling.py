@@ -5,19 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import (
-    LogitsProcessorList,
-    MinNewTokensLengthLogitsProcessor,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from pearl_pp.decoding.sampling import LogitsPipeline, token_logprobs
 from pearl_pp.decoding.sampling_params import SamplingParams, sampling_params
 from pearl_pp.decoding.verification import GreedyRule, RejectionRule, make_rule
+from tests.plain_decoding import processors
 
 EOS = frozenset({3, 5})
 INF = float("inf")
@@ -29,20 +21,7 @@ def rows_of(num_rows: int, vocab_size: int, seed: int = 1, sharpness: float = 3.
 
 def transformers_scores(params: SamplingParams, logits: Tensor, prefix: list[int], prompt_len: int) -> Tensor:
     """What `generate` does to one row of logits."""
-    processors = LogitsProcessorList()
-    if params.repetition_penalty != 1.0:
-        processors.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
-    if params.min_new_tokens:
-        processors.append(MinNewTokensLengthLogitsProcessor(prompt_len, params.min_new_tokens, sorted(EOS)))
-    if not params.greedy:
-        processors.append(TemperatureLogitsWarper(params.temperature))
-        if params.top_k:
-            processors.append(TopKLogitsWarper(params.top_k))
-        if params.top_p < 1.0:
-            processors.append(TopPLogitsWarper(params.top_p))
-        if params.min_p > 0.0:
-            processors.append(MinPLogitsWarper(params.min_p))
-    return processors(torch.tensor([prefix]), logits[None].clone())[0]
+    return processors(params, prompt_len, EOS)(torch.tensor([prefix]), logits[None].clone())[0]
 
 
 OPTIONS = st.fixed_dictionaries(

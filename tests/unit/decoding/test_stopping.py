@@ -155,6 +155,17 @@ def test_the_rest_of_a_broken_character_shows_at_the_end() -> None:
     assert stop_checker.text() == "\ufffd" == stop_checker.new_text()
 
 
+def test_an_end_that_the_tokens_do_not_show() -> None:
+    stop_checker = checker(sampling_params(stop="END"))
+    assert stop_checker.feed(ids_of("xEN"), StopReason.NO_DISTRIBUTION) == (3, StopReason.NO_DISTRIBUTION)
+    assert stop_checker.text() == stop_checker.new_text() == "xEN", "nothing is held back any more"
+    assert stop_checker.feed([100]) == (0, StopReason.NO_DISTRIBUTION)
+    assert checker(sampling_params()).feed([100, 7, 100], StopReason.NO_DISTRIBUTION) == (2, StopReason.EOS)
+    assert checker(sampling_params()).feed([100, 7], StopReason.NO_DISTRIBUTION) == (2, StopReason.EOS)
+    with pytest.raises(ValueError, match="failed"):
+        finish_reason(StopReason.NO_DISTRIBUTION)
+
+
 def test_stop_strings_need_a_detokenizer() -> None:
     with pytest.raises(ValueError, match="detokenizer"):
         checker(sampling_params(stop="x"), text=False)

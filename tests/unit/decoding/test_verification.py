@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pearl_pp.decoding import verification
 from pearl_pp.decoding.sampling_params import sampling_params
-from pearl_pp.decoding.verification import CoupledRule, GreedyRule, Judgement, RejectionRule, make_rule
+from pearl_pp.decoding.verification import CoupledRule, GreedyRule, Judgement, NoDistribution, RejectionRule, make_rule
 from pearl_pp.errors import UserError
 from tests.unit.decoding.chi_square import p_value_of_blocks
 
@@ -88,7 +88,7 @@ def test_where_nothing_is_left_of_p_minus_q_the_token_comes_from_p() -> None:
 
 
 @pytest.mark.case("S6")
-@pytest.mark.parametrize("rule", [RejectionRule(1), CoupledRule(1)])
+@pytest.mark.parametrize("rule", [RejectionRule(1), CoupledRule(1), GreedyRule()])
 @pytest.mark.parametrize("bad", [NAN, -INF, INF])
 def test_a_broken_row_of_the_target_is_an_error_that_names_the_position(
     rule: verification.VerificationRule, bad: float
@@ -96,8 +96,9 @@ def test_a_broken_row_of_the_target_is_an_error_that_names_the_position(
     scores = torch.cat([100.0 * one_hot_scores(1), torch.full((1, 5), bad)])
     q = torch.tensor([[0.0, 1.0, 0.0, 0.0, 0.0]] * 2)
     for drafted in ([1], [1, 1]):
-        with pytest.raises(ArithmeticError, match="position 8"):
+        with pytest.raises(NoDistribution, match="position 8") as caught:
             rule.judge(scores, drafted, q[: len(drafted)], 7)
+        assert caught.value.position == 8
     assert rule.judge(scores, [2, 1], q[[0, 0]].roll(1, 1), 7).token_ids == (1,), "a row that is not used"
 
 

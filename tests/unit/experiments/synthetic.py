@@ -30,6 +30,7 @@ def run(rate: float | None, windows: Sequence[Any] = (), *, gamma: float | None 
         "num_rejected_tokens": 40,
     }
     shape = {"tokens_per_interval": gamma, "interval_share": 1.0, "num_shards": 1, "windows": list(windows)}
+    shape["simulated_tokens_per_s"] = None if rate is None else 1.25 * rate
     return {"token_ids": [1, 2], "prompt_token_ids": [0], "metrics": metrics} | shape | changes
 
 

@@ -14,7 +14,7 @@ from pearl_pp.config import RunConfig
 from pearl_pp.console.bench import overhead_settings
 from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.errors import UserError
-from pearl_pp.experiments import overhead
+from pearl_pp.experiments import measured_profile, overhead
 from pearl_pp.experiments.commands import prompt_message, prompt_of
 from pearl_pp.experiments.lines import Program, ProgramFailed
 from pearl_pp.experiments.overhead import Configuration, Settings, configurations
@@ -25,7 +25,7 @@ from tests.unit.experiments.synthetic import run
 
 def settings_of(**changes: Any) -> Settings:
     options = {"config": RunConfig(), "prompts": [Prompt(text="a"), Prompt(text="b")], "num_ranks": 4}
-    return Settings(**(options | {"rounds": 2, "gammas": (3, 5)} | changes))
+    return Settings(**(options | {"rounds": 2, "gammas": (3, 5), "sd_gammas": (2, 4)} | changes))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,20 @@ def settings_of(**changes: Any) -> Settings:
         (["overhead", "--recrod", "x"], "--recrod: no such option"),
         (["overhead", "--record", "/nowhere/x.jsonl"], "--record /nowhere/x.jsonl: cannot be written"),
         (["overhead", "--strategy", "ar"], "--strategy ar: a window of pearl is measured"),
-        (["overhead", "--placement", "dedicated"], "--placement dedicated: is always measured"),
+        (["overhead", "--placement", "dedicated"], "--placement dedicated: is measured beside another"),
+        (["overhead", "--sd-gammas", "2,auto"], "--sd-gammas auto: must be a whole number, at least 1"),
+        (["overhead", "--beside", "ar,dedicate"], "--beside dedicate: no such row; did you mean dedicated?"),
+        (["overhead", "--beside", ""], "--beside: no such row; there are ar, sd, dedicated, or none"),
+        (["profile"], "--out: say where to write the profile"),
+        (["profile", "--out"], "--out: needs a value"),
+        (["profile", "--out", "/nowhere/x.yaml"], "--out /nowhere/x.yaml: cannot be written"),
+        (["profile", "--out", "x.yaml", "--repeats", "0"], "--repeats 0: must be a whole number, at least 1"),
+        (
+            ["profile", "--out", "x.yaml", "--placement", "single"],
+            "--placement single: the profile is measured with hop",
+        ),
+        (["profile", "--out", "x.yaml", "--emulate", "y.yaml"], "--emulate: has no models to measure"),
+        (["profile", "--out", "x.yaml", "--strategy", "sd"], "--strategy sd: a window of pearl is measured"),
         (["overhead", "--trace", "x.json"], "--trace: is written by pearl-pp run"),
         (["overhead", "--gama", "3"], "--gama: no such option; did you mean --gamma?"),
     ],
@@ -49,7 +62,8 @@ def settings_of(**changes: Any) -> Settings:
 def test_a_mistake_is_one_line_and_starts_nothing(
     argv: list[str], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(overhead, "measure", lambda *_: pytest.fail("started"))
+    for experiment in (overhead, measured_profile):
+        monkeypatch.setattr(experiment, "measure", lambda *_: pytest.fail("started"))
     assert cli.main(["bench", *argv]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -60,33 +74,41 @@ def test_a_mistake_is_one_line_and_starts_nothing(
 def test_options_of_its_own_and_of_a_run() -> None:
     settings = overhead_settings(["-n", "2", "--gammas", "auto,3", "--max-new-tokens", "9", "--prompt", "x"])
     assert (settings.num_ranks, settings.rounds, settings.gammas) == (2, 3, ("auto", 3))
+    assert (settings.sd_gammas, settings.beside) == ((2, 3, 4, 5, 6, 8), ("ar", "sd", "dedicated"))
+    assert overhead_settings(["--sd-gammas", "7, 9", "--beside", "sd"]).sd_gammas == (7, 9)
+    assert overhead_settings(["--beside", "none"]).beside == ()
+    synthetic = ["--target", "synthetic:cpu_small", "--draft", "synthetic:cpu_small"]
+    assert overhead_settings(synthetic).config.target == "synthetic:cpu_small"
     assert [(p.text, p.params.max_new_tokens) for p in settings.prompts] == [("x", 9)]
     assert overhead_settings(["--gamma", "6"]).gammas == (6,)
     assert len(overhead_settings([]).prompts) == 8
 
 
-def test_without_options_hop_is_measured_beside_ar_and_dedicated() -> None:
+def test_without_options_hop_is_measured_beside_ar_sd_and_dedicated() -> None:
     found = configurations(settings_of())
     assert [(c.name, c.num_ranks, c.gamma) for c in found] == [
-        ("hop", 4, 3), ("hop", 4, 5), ("ar", 4, None), ("dedicated", 5, 3), ("dedicated", 5, 5)
+        ("hop", 4, 3), ("hop", 4, 5), ("ar", 4, None), ("sd", 4, 2), ("sd", 4, 4),
+        ("dedicated", 5, 3), ("dedicated", 5, 5),
     ]  # fmt: skip
-    assert [(c.config.strategy, c.config.placement) for c in found[1:4]] == [
-        ("pearl", "hop"), ("ar", "auto"), ("pearl", "dedicated")
+    assert [(c.config.strategy, c.config.placement) for c in found[1:6]] == [
+        ("pearl", "hop"), ("ar", "auto"), ("sd", "auto"), ("sd", "auto"), ("pearl", "dedicated")
     ]  # fmt: skip
+    assert [c.name for c in configurations(settings_of(beside=("sd",), gammas=(3,)))] == ["hop", "sd", "sd"]
 
 
 def test_the_reference_is_the_papers_pearl_whatever_is_measured() -> None:
     config = RunConfig(placement="pipelined", fill=3, verify_interval=2, no_pre_verify=True, layer_split=(5, 5, 3, 3))
-    tested, alone, dedicated = configurations(settings_of(config=config, gammas=("auto",)))
+    found = configurations(settings_of(config=config, gammas=("auto",), sd_gammas=(3,)))
+    tested, alone, turns, dedicated = found
     assert (tested.name, tested.config.fill, tested.config.no_pre_verify) == ("pipelined", 3, True)
-    for reference in (alone.config, dedicated.config):
+    for reference in (alone.config, turns.config, dedicated.config):
         assert (reference.fill, reference.verify_interval, reference.no_pre_verify) == ("auto", "auto", False)
         assert reference.layer_split == (5, 5, 3, 3)
 
 
 @pytest.mark.parametrize("gammas", [(4, "auto"), ("auto", 4)])
 def test_a_group_that_is_asked_for_auto_starts_with_it(gammas: tuple) -> None:
-    found = configurations(settings_of(gammas=gammas))
+    found = configurations(settings_of(gammas=gammas, beside=("ar", "dedicated")))
     assert [c.gamma for c in found] == [*gammas, None, *gammas]
     assert {c.config.gamma for c in found} == {"auto"}, "only then does a group measure it"
 
@@ -156,6 +178,7 @@ def test_a_users_mistake_found_by_a_program_keeps_its_line(tmp_path: Path, monke
 def test_a_short_real_run(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
     options = ["-n", "2", "--rounds", "1", "--gammas", "2,4", "--max-new-tokens", "12", "--prompt", "def f(x):"]
+    options += ["--sd-gammas", "3"]
     command = [sys.executable, "-m", "pearl_pp.cli", "bench", "overhead", *options, "--record", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
     assert (done.returncode, done.stderr) == (0, "")
@@ -165,18 +188,19 @@ def test_a_short_real_run(tmp_path: Path) -> None:
     assert record["machine"]["cores"] >= 1
     entries = [SimpleNamespace(**entry) for entry in record["configurations"]]
     assert [(e.name, e.ranks, e.gamma) for e in entries] == [
-        ("hop", 2, 2), ("hop", 2, 4), ("ar", 2, None), ("dedicated", 3, 2), ("dedicated", 3, 4)
+        ("hop", 2, 2), ("hop", 2, 4), ("ar", 2, None), ("sd", 2, 3), ("dedicated", 3, 2), ("dedicated", 3, 4)
     ]  # fmt: skip
-    assert sum(e.best for e in entries) == 3
+    assert sum(e.best for e in entries) == 4
     for entry in entries:
         assert entry.text_equals_oracle is True
         assert entry.speed["num_output_tokens"] == 12
+        assert 0 < entry.speed["of_simulated"] < 3
         _check_windows(entry)
     assert set(record["passes"]) == {"1", "2", "4"}
     for both in record["passes"].values():
         assert len(both["target"]["stages_ms"]) == 2
         assert both["target"]["ratio"] > 0 and both["draft"]["transformers_ms"] > 0
-    assert record["ratios"]["hop/ar"] > 0 and record["ratios"]["hop/dedicated"] > 0
+    assert set(record["ratios"]) == {"hop/ar", "hop/sd", "hop/dedicated"} and min(record["ratios"].values()) > 0
     for word in ("One pass", "Speed: hop/ar", "Time per window", "Inside a window", "the first record"):
         assert word in done.stdout
     assert done.stdout.count("real") >= 5

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pearl_pp.experiments import emulated_table
-from pearl_pp.experiments.emulated_table import Bench, Row
+from pearl_pp.experiments.emulated_rows import Row
+from pearl_pp.experiments.emulated_table import Bench
 from pearl_pp.experiments.rank_group import RankGroup
 from tests.unit.simulation.machines import save_profile
 
@@ -40,7 +41,7 @@ def test_the_next_row_after_a_failed_one_has_ranks_of_its_own(tmp_path: Path) ->
 def test_a_measurement_that_fails_ends_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
     monkeypatch.setattr(Bench, "close", lambda self: closed.append("once"))
-    monkeypatch.setattr(Bench, "message_s", lambda self, num_ranks: 1 / 0)
+    monkeypatch.setattr(Bench, "measured_overheads", lambda self, num_ranks: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         emulated_table.measure([Row("plain", 2, "even_c12", 0.7)], 4, 1)
     assert len(closed) == 1

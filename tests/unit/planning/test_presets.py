@@ -33,7 +33,8 @@ def whole(*ranks: int) -> tuple[tuple[Shard, ...], ...]:
 @pytest.mark.parametrize(
     ("options", "name", "stages", "replicas", "fill", "interval"),
     [
-        ({}, "hop", 4, whole(3, 0), 1, 4),
+        ({}, "auto", 4, whole(3, 0), 1, 4),
+        ({"no_pre_verify": True}, "hop", 4, whole(3, 0), 1, 4),
         ({"placement": "hop"}, "hop", 4, whole(3, 0), 1, 4),
         ({"placement": "single"}, "single", 4, whole(3), 1, 4),
         ({"placement": "dedicated"}, "dedicated", 3, whole(3), 1, 3),

@@ -112,6 +112,57 @@ def test_a_prompt_that_could_not_be_read_keeps_its_reason(word_pair: ModelPair) 
     assert refusal(Prompt(error="p.jsonl line 3: not JSON"), word_pair) == "prompt: p.jsonl line 3: not JSON"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "line"),
+    [
+        (Prompt(text="w4", token_ids=(4,)), "prompt: has text and token_ids; give one of text, messages, token_ids"),
+        (Prompt(text="w4", messages=()), "prompt: has text and messages; give one of text, messages, token_ids"),
+        (Prompt(), "prompt: has nothing; give one of text, messages, token_ids"),
+        (Prompt(token_ids=(4,), chat=True), "--chat: token ids are no message to put into a chat template"),
+        (Prompt(text=5), "prompt 5: must be text"),  # pyright: ignore[reportArgumentType]
+        (Prompt(text="\ud800"), "prompt: is not Unicode text (half a surrogate pair)"),
+        (Prompt(messages=()), "messages []: must be a list of objects"),
+        (Prompt(messages=("w4",)), 'messages: w4 needs "role" and "content"'),  # pyright: ignore[reportArgumentType]
+        (Prompt(messages=({"role": "user"},)), """messages: {'role': 'user'} needs "role" and "content\""""),
+        (
+            Prompt(messages=({"role": "user", "content": [{"text": "\udc00"}]},)),
+            "messages: is not Unicode text (half a surrogate pair)",
+        ),
+    ],
+)
+def test_what_is_no_prompt_is_refused(prompt: Prompt, line: str, word_pair: ModelPair) -> None:
+    assert refusal(prompt, speaking(word_pair, chat_template=CHAT_TEMPLATE)) == line
+    assert isinstance(prompt_text(prompt), object)
+
+
+@pytest.mark.case("T1")
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('roles must\\nalternate') }}", "roles must alternate"),
+        ("{{ messages[0].content.none.such }}", "'str object' has no attribute 'none'"),
+        ("{{ unclosed", "unexpected end of template, expected 'end of print statement'."),
+    ],
+)
+def test_a_conversation_that_the_template_refuses_is_that_prompts_error(
+    template: str, reason: str, word_pair: ModelPair
+) -> None:
+    message = refusal(Prompt(text="w4", chat=True), speaking(word_pair, chat_template=template))
+    assert message == f"messages: the tokenizer's chat template refuses them: {reason}"
+
+
+@pytest.mark.case("T1")
+def test_a_conversation_is_what_transformers_makes_of_it(word_pair: ModelPair) -> None:
+    """The template's BOS is the only one, also where the tokenizer adds one to plain text."""
+    pair = speaking(word_pair, chat_template="{{ bos_token }} " + CHAT_TEMPLATE, adds_bos=True)
+    messages = [{"role": "w5", "content": "w4"}, {"role": "w6", "content": "w7"}]
+    ids = make_request(Prompt(messages=tuple(messages)), pair).token_ids
+    tokenizer = pair.vocabulary.tokenizer
+    assert tokenizer is not None
+    assert list(ids) == tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert ids.count(1) == 1 == ids[0]
+
+
 @pytest.mark.case("S5")
 def test_a_request_has_a_seed_its_own_or_a_new_one(word_pair: ModelPair) -> None:
     chosen = Prompt(text="w4", params=SamplingParams(seed=7))

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from pearl_pp.config import RunConfig
 from pearl_pp.errors import UserError
-from pearl_pp.runtime.loading import agree, build_rank, gather_notes, open_pair, pick_dtype
+from pearl_pp.planning.memory import RankBytes
+from pearl_pp.runtime.loading import agree, build_rank, gather_notes, open_pair, pick_dtype, settle_dtype
 from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.transport.inprocess import InProcessGroup, InProcessTransport
 from tests.pairs import save_pair
@@ -61,12 +62,53 @@ class TestDtype:
         assert pick_dtype(option, torch.float32, device) is getattr(torch, option)
 
 
+class TestOneDtype:
+    """What ranks make of the dtypes that each has picked for itself."""
+
+    @staticmethod
+    def settled(
+        picked: list[torch.dtype], checkpoint: torch.dtype, pair: ModelPair, option: str = "auto", device: str = "cuda"
+    ) -> tuple[set[torch.dtype], str]:
+        source = replace(pair.target)
+        source.__dict__["dtype"] = checkpoint
+
+        def work(transport: InProcessTransport, mine: ModelPair) -> tuple[ModelPair, str]:
+            transport.device = torch.device(device)
+            return settle_dtype(transport, mine, option)
+
+        answers = on_ranks([replace(pair, target=source, dtype=dtype) for dtype in picked], work)
+        reasons = {reason for _, reason in answers}
+        assert len(reasons) == 1, "ranks give different reasons"
+        return {mine.dtype for mine, _ in answers}, reasons.pop()
+
+    @pytest.mark.parametrize(
+        ("lacking", "named"), [((1,), "rank 1"), ((0, 2), "ranks 0, 2"), ((0, 1, 2), "ranks 0, 1, 2")]
+    )
+    def test_one_card_without_bfloat16_makes_all_ranks_take_float16(
+        self, lacking: tuple[int, ...], named: str, word_pair: ModelPair
+    ) -> None:
+        picked = [torch.float16 if rank in lacking else torch.bfloat16 for rank in range(3)]
+        dtypes, reason = self.settled(picked, torch.bfloat16, word_pair)
+        assert dtypes == {torch.float16}
+        assert reason == f"auto: the checkpoint is bfloat16, which {named} cannot compute in"
+
+    @pytest.mark.parametrize("checkpoint", [torch.float32, torch.float16, torch.bfloat16])
+    def test_where_all_cards_can_it_is_the_checkpoints(self, checkpoint: torch.dtype, word_pair: ModelPair) -> None:
+        assert self.settled([checkpoint] * 3, checkpoint, word_pair) == ({checkpoint}, "auto: the checkpoint's")
+
+    def test_on_cpus_and_where_one_is_given(self, word_pair: ModelPair) -> None:
+        float32 = [torch.float32] * 2
+        assert self.settled(float32, torch.bfloat16, word_pair, device="cpu") == ({torch.float32}, "auto on a CPU")
+        half = [torch.float16] * 2
+        assert self.settled(half, torch.bfloat16, word_pair, option="float16") == ({torch.float16}, "as given")
+
+
 class TestOpening:
     def test_a_pair_and_what_follows_from_it(self, word_folders: tuple[Path, Path]) -> None:
         pair = open_words(word_folders, max_model_len=40, dtype="bfloat16")
         assert (pair.max_len, pair.dtype, pair.strategy) == (40, torch.bfloat16, "pearl")
         assert pair.vocabulary.size == 20
-        assert pair.placement.name == "hop"
+        assert pair.placement.name == "auto"
         json.dumps(pair.header())
 
     def test_the_context_is_the_targets_unless_said_otherwise(self, word_folders: tuple[Path, Path]) -> None:
@@ -149,6 +191,11 @@ def expected_bytes(pair: ModelPair, layers: int, *, ends: int) -> int:
     return 4 * (layers * (per_layer + entries) + ends * config.vocab_size * hidden)
 
 
+def weights_and_entries(planned: RankBytes) -> int:
+    weights = planned.target_weights + planned.draft_weights + planned.tied_copy
+    return weights + planned.target_kv + planned.draft_kv
+
+
 class TestRanks:
     def test_a_rank_holds_what_the_placement_puts_there(self, tmp_path: Path) -> None:
         folders = save_pair(tmp_path, "tiny", num_hidden_layers=5)
@@ -174,7 +221,7 @@ class TestRanks:
         file.write_text("target: [2, 2, 2]\nreplicas: [[{rank: 1, layers: [0, 2]}]]\n")
         pair = open_words((target, draft), num_ranks=3, placement=str(file))
         norm = 4 * pair.target.hidden_size
-        first, middle, last = pair.planned_bytes()
+        first, middle, last = map(weights_and_entries, pair.planned_bytes())
         assert first == expected_bytes(pair, 2, ends=1)
         assert last == expected_bytes(pair, 2, ends=1) + norm
         assert middle == expected_bytes(pair, 4, ends=2) + norm
@@ -192,5 +239,6 @@ class TestRanks:
         folders = save_pair(tmp_path, "self", tie_word_embeddings=True)
         pair = open_words(folders, num_ranks=2, strategy="ar")
         first, last = pair.planned_bytes()
-        assert first == expected_bytes(pair, 2, ends=1)
-        assert last == first + 4 * pair.target.hidden_size
+        assert weights_and_entries(first) == expected_bytes(pair, 2, ends=1)
+        assert weights_and_entries(last) == weights_and_entries(first) + 4 * pair.target.hidden_size
+        assert (first.tied_copy, last.tied_copy) == (0, 4 * pair.target.config.vocab_size * pair.target.hidden_size)

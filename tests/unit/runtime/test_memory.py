@@ -10,7 +10,7 @@ import torch
 
 from pearl_pp.config import RunConfig
 from pearl_pp.errors import UserError
-from pearl_pp.planning.memory import Share
+from pearl_pp.planning.memory import RankBytes, Share
 from pearl_pp.runtime import memory
 from pearl_pp.runtime.loading import open_pair
 from pearl_pp.runtime.pair import ModelPair
@@ -20,7 +20,11 @@ from tests.unit.simulation.machines import profile, save_profile
 GB = 10**9
 
 
-def refusals(pair: ModelPair, num_ranks: int, planned: list[int], **options: object) -> set[str]:
+def of(*sizes: int) -> list[RankBytes]:
+    return [RankBytes(target_weights=size) for size in sizes]
+
+
+def refusals(pair: ModelPair, num_ranks: int, planned: list[RankBytes], **options: object) -> set[str]:
     """What the ranks say; an empty text for a rank to which everything fits."""
 
     def work(transport: InProcessTransport) -> str:
@@ -34,16 +38,17 @@ def refusals(pair: ModelPair, num_ranks: int, planned: list[int], **options: obj
 
 
 def test_memory_that_the_user_names(word_pair: ModelPair) -> None:
-    assert refusals(word_pair, 2, [GB, 2 * GB], memory_gb=2) == {""}
-    (said,) = refusals(word_pair, 2, [GB, 2 * GB], memory_gb="2,1.5")
-    reason = "rank 1 needs 2 GB for weights and KV entries of 64 positions, 1.5 GB are there: 0.5 GB short"
+    assert refusals(word_pair, 2, of(GB, 2 * GB), memory_gb=2) == {""}
+    (said,) = refusals(word_pair, 2, of(GB, 2 * GB), memory_gb="2,1.5")
+    needs = "rank 1 needs 2 GB for weights, KV entries of 64 positions and work space"
+    reason = f"{needs}, 1.5 GB are there: 0.5 GB short"
     assert said == f"--memory-gb 2,1.5: {reason}"
-    (said,) = refusals(word_pair, 2, [GB, GB], memory_gb="2,2,2")
+    (said,) = refusals(word_pair, 2, of(GB, GB), memory_gb="2,2,2")
     assert said.startswith("--memory-gb 2,2,2: has 3 numbers, this run has 2 ranks")
 
 
 def test_on_a_cpu_nothing_is_assumed(word_pair: ModelPair) -> None:
-    assert refusals(word_pair, 2, [GB**2, GB**2]) == {""}
+    assert refusals(word_pair, 2, of(GB**2, GB**2)) == {""}
 
 
 def test_an_emulated_run_has_the_profiles_cards(tmp_path: Path) -> None:
@@ -66,6 +71,6 @@ def test_a_card_is_asked_for_its_size(word_pair: ModelPair, monkeypatch: pytest.
     group = InProcessGroup(1, 1.0, None, True)
     transport = group.transport(0)
     transport.device = torch.device("cuda")
-    memory.check_memory(transport, RunConfig(), word_pair, [9 * GB])
+    memory.check_memory(transport, RunConfig(), word_pair, of(9 * GB))
     with pytest.raises(UserError, match=r"^--gpu-memory-utilization 0.5: rank 0 needs 9 GB .* 5 GB are there"):
-        memory.check_memory(transport, RunConfig(gpu_memory_utilization=0.5), word_pair, [9 * GB])
+        memory.check_memory(transport, RunConfig(gpu_memory_utilization=0.5), word_pair, of(9 * GB))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from pearl_pp.runtime.pacing import measured_pass_ticks, prefill_piece
 from pearl_pp.schedule.placement import Shard
 from pearl_pp.schedule.schedule import TICKS
+from tests.inprocess import Cluster
+from tests.unit.simulation.machines import save_profile
 
 LAST = (Shard(3, 0, 2),)
 FIRST = (Shard(0, 0, 2),)
@@ -87,3 +90,19 @@ def test_a_long_prompt_is_cut_so_that_every_stage_has_a_piece(prompt_len: int, n
     if prompt_len >= 128 * 3 * num_stages:
         slots = (num_pieces + num_stages - 1) / num_pieces
         assert slots < 1.5, "the whole prompt's time in a stage, and less than half of it again to fill the pipeline"
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 8))
+def test_a_piece_of_ones_own_choice_is_taken_as_it_is(prompt_len: int, wanted: int, num_stages: int) -> None:
+    piece = prefill_piece(prompt_len, num_stages, 128, wanted)
+    assert piece == (0 if wanted >= prompt_len else wanted)
+
+
+@pytest.mark.parametrize(("wanted", "num_pieces"), [(1, 10), (3, 4), (9, 2), (10, 1), (99, 1), ("auto", 1)])
+def test_the_prompt_goes_through_in_pieces_of_the_option(wanted: int | str, num_pieces: int, tmp_path: Path) -> None:
+    path = save_profile(tmp_path, target__pass_ms=2.0, draft__pass_ms=0.1)
+    cluster = Cluster(None, None, 3, emulate=path, placement="hop", prefill_piece=wanted)
+    schedules = {result.generator.schedule.prefill_piece for result in cluster.run([0] * 10, max_new_tokens=4).results}
+    assert len(schedules) == 1
+    piece = schedules.pop()
+    assert (-(-10 // piece) if piece else 1) == num_pieces

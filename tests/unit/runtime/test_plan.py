@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from pearl_pp.config import RunConfig
+from pearl_pp.planning.memory import RankBytes
 from pearl_pp.planning.presets import resolve_placement
 from pearl_pp.runtime.engine import make_schedule
 from pearl_pp.runtime.pair import ModelPair
@@ -23,7 +24,7 @@ def plan_of(pair: ModelPair, ranks: int = 2, layers: int = 2, **options: object)
     placement = resolve_placement(config, ranks, layers, 2)
     draft = pair.draft if placement.replicas else None
     changed = replace(pair, placement=placement, strategy=config.strategy, draft=draft)
-    sizes = [2**30 * (rank + 1) for rank in range(ranks)]
+    sizes = [RankBytes(target_weights=2**30 * (rank + 1)) for rank in range(ranks)]
     return Plan(changed, "cpu", make_schedule(config, changed), sizes, ["one line of note"])
 
 
@@ -32,8 +33,8 @@ def test_the_lines_say_where_everything_is(word_pair: ModelPair) -> None:
     assert lines == [
         "target    llama, 2 layers, hidden 16: 2+3+3+2 layers (float32, cpu)",
         "draft     llama, 2 layers, hidden 16: rank 3 layers 0-1; rank 0 layers 0-1",
-        "strategy  pearl, placement hop, F = 1, p = 4, gamma 3 (given), hand-off catchup",
         "memory    1, 2, 3, 4 GiB planned per rank",
+        "strategy  pearl, placement hop, F = 1, p = 4, gamma 3 (given), hand-off catchup",
         "note      one line of note",
     ]
 
@@ -61,9 +62,18 @@ def test_a_sharded_replica_shows_its_shards_in_layer_order(word_pair: ModelPair)
 
 def test_a_measured_pace_says_so(word_pair: ModelPair) -> None:
     plan = plan_of(word_pair, 4, 8, placement="dedicated")
-    plan.schedule = plan.schedule.with_pass_ticks(plan.schedule.pass_ticks // 2)
+    plan = replace(plan, schedule=plan.schedule.with_pass_ticks(plan.schedule.pass_ticks // 2))
     assert any("gamma 8 (measured)" in line for line in plan.lines)
     assert plan.record()["tokens_per_interval"] == 8.0
+
+
+def test_a_run_that_chooses_says_what_it_starts_with(word_pair: ModelPair) -> None:
+    plan = replace(plan_of(word_pair, 4, 10), adapts=True)
+    assert plan.decision_lines[0] == "strategy  pearl, placement auto: F = 1, p = 4, gamma 4, hand-off catchup"
+    alone = replace(plan, schedule=replace(plan.schedule, active=()))
+    assert alone.decision_lines[0].startswith("strategy  pearl, placement auto: plain decoding")
+    assert (alone.record()["starts_with"], alone.record()["tokens_per_interval"]) == ("plain decoding", None)
+    assert plan.lines == plan.layout_lines + plan.decision_lines
 
 
 def test_the_record_is_json_with_the_keys_of_a_placement_file(word_pair: ModelPair) -> None:
@@ -72,7 +82,8 @@ def test_the_record_is_json_with_the_keys_of_a_placement_file(word_pair: ModelPa
     placement = record["placement"]
     assert placement["replicas"] == [[{"rank": 1, "layers": [0, 2]}], [{"rank": 0, "layers": [0, 2]}]]
     assert (record["strategy"], record["dtype"], record["device"]) == ("pearl", "float32", "cpu")
-    assert record["planned_bytes"] == [2**30, 2**31]
+    assert [kinds["total"] for kinds in record["planned_bytes"]] == [2**30, 2**31]
+    assert record["planned_bytes"][0].keys() >= {"target_weights", "draft_kv", "work_space", "reserve"}
     assert record["notes"] == ["one line of note"]
     interval = placement["verify_interval"]
     assert record["pass_slots"] * record["tokens_per_interval"] == pytest.approx(interval, rel=1e-2)
@@ -99,3 +110,9 @@ def test_a_half_precision_run_says_so(word_pair: ModelPair) -> None:
     plan = plan_of(replace(word_pair, dtype=torch.bfloat16), strategy="ar")
     assert plan.lines[0].endswith("(bfloat16, cpu)")
     assert plan.record()["dtype"] == "bfloat16"
+
+
+def test_the_plan_says_why_the_models_run_in_their_dtype(word_pair: ModelPair) -> None:
+    plan = replace(plan_of(word_pair, strategy="ar"), dtype_reason="auto on a CPU")
+    assert plan.lines[1] == "dtype     float32, auto on a CPU"
+    assert plan.record()["dtype_reason"] == "auto on a CPU"

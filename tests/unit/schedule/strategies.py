@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from pearl_pp.messages import Outcome, Verdict
+from pearl_pp.messages import Change, Outcome, Verdict
 from pearl_pp.schedule.generator import SlotGenerator
 from pearl_pp.schedule.instructions import Verify
 from pearl_pp.schedule.placement import Placement, Replica, Shard
 from pearl_pp.schedule.plan import SlotPlan
-from pearl_pp.schedule.schedule import Schedule, plain, speculative
+from pearl_pp.schedule.schedule import TICKS, Schedule, plain, speculative
 
 DRAFT_LAYERS = 4
 
@@ -53,7 +53,30 @@ def _without_prefill(draw: st.DrawFn) -> Schedule:
     return schedule
 
 
+@st.composite
+def changes(draw: st.DrawFn, schedule: Schedule) -> Change:
+    """Anything that a verdict may ask of `schedule`: other replicas or none, another pattern, pace or strategy."""
+    numbers = range(len(schedule.replicas))
+    active = tuple(number for number in numbers if draw(st.booleans()))
+    gamma = draw(st.integers(1, 9))
+    # On one stage nothing is idle: drafting goes on during a pass only with a rank of the draft's own.
+    pre, post = (False, False) if schedule.world_size == 1 else (draw(st.booleans()), draw(st.booleans()))
+    changed = replace(
+        schedule,
+        active=active,
+        fill=draw(st.integers(1, schedule.num_stages)),
+        verify_interval=draw(st.integers(1, schedule.num_stages)),
+        first_window=0 if pre else gamma,
+        draft_limit=None if post else gamma,
+        ships_kv=draw(st.booleans()),
+    )
+    if not pre and not post:
+        return replace(changed, pass_ticks=max(1, TICKS // gamma)).as_change()
+    return changed.with_pass_ticks(draw(st.integers(1_000, 3_000_000))).as_change()
+
+
 Judge = Callable[[Verify], int]
+Changes = Callable[[], Change | None]
 
 
 def random_judge(draw_int: Callable[[int], int]) -> Judge:
@@ -73,8 +96,14 @@ def verdict_for(plan: SlotPlan, num_accepted: int, generator: SlotGenerator) -> 
     return Verdict(plan.slot, tuple(range(num_ids)), num_accepted, outcome, stop)
 
 
-def play(generator: SlotGenerator, judge: Judge, max_slots: int = 5000) -> Iterator[tuple[SlotPlan, Verdict | None]]:
-    """Slots with their verdicts, already applied when yielded, until the request ends."""
+def play(
+    generator: SlotGenerator, judge: Judge, max_slots: int = 5000, change: Changes = lambda: None
+) -> Iterator[tuple[SlotPlan, Verdict | None]]:
+    """Slots with their verdicts, already applied when yielded, until the request ends.
+
+    Args:
+        change: asked for with every verdict that goes on.
+    """
     for _ in range(max_slots):
         if generator.finished:
             return
@@ -83,6 +112,7 @@ def play(generator: SlotGenerator, judge: Judge, max_slots: int = 5000) -> Itera
         if plan.has_verdict:
             verify = next(i for i in plan.instructions if isinstance(i, Verify))
             verdict = verdict_for(plan, judge(verify), generator)
+            verdict = verdict if verdict.stop else replace(verdict, change=change())
             generator.apply(verdict)
         yield plan, verdict
     raise AssertionError(f"no end after {max_slots} slots")

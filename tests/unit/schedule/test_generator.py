@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from pearl_pp.schedule.generator import SlotGenerator
 from pearl_pp.schedule.instructions import Draft, ForwardTarget, Kind, SendVerdict, Transfer, Verify
 from pearl_pp.schedule.placement import Placement, Shard
 from pearl_pp.schedule.schedule import TICKS, Schedule, plain, speculative
-from tests.unit.schedule.strategies import play, random_judge, schedules
+from tests.unit.schedule.strategies import Changes, changes, play, random_judge, schedules
 
 
 class SymbolicRanks:
@@ -115,7 +116,7 @@ class SymbolicRanks:
         state = generator.state
         for replica in range(len(self.schedule.replicas)):
             self.import_entries(replica)
-        if verdict.outcome is not Outcome.ACCEPTED or verdict.stop:
+        if verdict.restarts or verdict.stop:
             kept = state.committed - 1
             self.target_kv = [min(length, kept) for length in self.target_kv]
             self.draft_kv = {key: min(length, kept) for key, length in self.draft_kv.items()}
@@ -130,16 +131,14 @@ class SymbolicRanks:
             assert length == generator.kv_lengths[i][j], "the generator knows every cache's length"
 
 
-@given(schedules(), st.integers(1, 12), st.integers(1, 30), st.randoms(use_true_random=False))
-def test_a_symbolic_worker_can_do_every_schedule(
-    schedule: Schedule, prompt_len: int, num_new: int, rng: random.Random
-) -> None:
+def play_symbolically(schedule: Schedule, prompt_len: int, num_new: int, rng: random.Random, change: Changes) -> None:
     total = prompt_len + num_new
     draft_end = rng.choice([total, total + 5, max(1, total - 7)])
     generator = SlotGenerator(schedule, prompt_len, total, draft_end)
     ranks = SymbolicRanks(schedule, prompt_len, total)
     committed = prompt_len
-    for plan, verdict in play(generator, random_judge(lambda n: rng.choice([n, rng.randint(0, n)]))):
+    judge = random_judge(lambda n: rng.choice([n, rng.randint(0, n)]))
+    for plan, verdict in play(generator, judge, change=change):
         ranks.execute(plan)
         for rank, work in ranks.slot_work.items():
             if any(isinstance(w, ForwardTarget) for w in work):
@@ -151,6 +150,23 @@ def test_a_symbolic_worker_can_do_every_schedule(
             if not verdict.stop:
                 ranks.check_against(generator)
     assert generator.state.committed == total, "exactly as many tokens as asked for"
+
+
+@given(schedules(), st.integers(1, 12), st.integers(1, 30), st.randoms(use_true_random=False))
+def test_a_symbolic_worker_can_do_every_schedule(
+    schedule: Schedule, prompt_len: int, num_new: int, rng: random.Random
+) -> None:
+    play_symbolically(schedule, prompt_len, num_new, rng, lambda: None)
+
+
+@given(schedules(), st.integers(1, 12), st.integers(1, 40), st.randoms(use_true_random=False), st.data())
+def test_a_symbolic_worker_can_do_any_change_with_any_verdict(
+    schedule: Schedule, prompt_len: int, num_new: int, rng: random.Random, data: st.DataObject
+) -> None:
+    """Replicas that are left out and come back, other patterns, plain decoding and back: also when all is accepted."""
+    possible = data.draw(st.lists(changes(schedule), min_size=1, max_size=4))
+    rate = rng.choice([0.1, 0.5, 1.0])
+    play_symbolically(schedule, prompt_len, num_new, rng, lambda: rng.choice(possible) if rng.random() < rate else None)
 
 
 @given(schedules(), st.integers(1, 12), st.integers(1, 30), st.randoms(use_true_random=False))
@@ -223,11 +239,40 @@ def test_a_verdict_is_due_before_the_next_slot() -> None:
         generator.next_slot()
 
 
-def test_the_pace_changes_in_the_slot_after_the_verdict_that_says_so() -> None:
+def test_a_change_holds_from_the_next_slot_and_drops_what_was_drafted_beyond() -> None:
     placement = Placement("", (1, 1), ((Shard(2, 0, 1),),), 1, 2, 2, "ship")
-    generator = SlotGenerator(speculative(placement, 2), 1, 100, 100)
+    schedule = speculative(placement, 2)
+    generator = SlotGenerator(schedule, 1, 100, 100)
     generator.next_slot()
     generator.next_slot()
-    generator.apply(Verdict(1, (0,), 1, Outcome.ACCEPTED, 0, pass_ticks=TICKS // 4))
-    drafts = [i for i in generator.next_slot().instructions if isinstance(i, Draft)]
-    assert len(drafts) == 4
+    change = schedule.with_pass_ticks(TICKS // 4).as_change()
+    generator.apply(Verdict(1, (0,), 1, Outcome.ACCEPTED, 0, change))
+    plan = generator.next_slot()
+    assert (plan.slot, plan.slot_in_window, plan.base) == (2, 0, 2)
+    drafts = [i for i in plan.instructions if isinstance(i, Draft)]
+    assert [draft.end for draft in drafts] == [2, 3, 4, 5]
+
+
+def test_a_replica_left_out_neither_drafts_nor_reads_nor_hears() -> None:
+    replicas = tuple((Shard(rank, 0, 1),) for rank in (3, 0, 1))
+    schedule = replace(speculative(Placement("", (1,) * 4, replicas, 1, 4, 4, "catchup"), 4), active=(0,))
+    generator = SlotGenerator(schedule, 5, 200, 200)
+    for plan, _ in play(generator, lambda verify: verify.num_drafted // 2):
+        for instruction in plan.instructions:
+            if isinstance(instruction, Draft):
+                assert instruction.rank == 3
+            if isinstance(instruction, Transfer) and instruction.kind is Kind.TOKENS:
+                assert instruction.dst == 0, "rank 0 feeds them; rank 1 has no use for them"
+    assert generator.kv_lengths[1:] == [[0], [0]]
+
+
+def test_without_a_replica_in_use_the_target_decodes_alone() -> None:
+    placement = Placement("", (1,) * 4, tuple((Shard(rank, 0, 1),) for rank in (3, 0)), 1, 4, 4, "ship")
+    schedule = speculative(placement, 4)
+    change = replace(plain(4).as_change(), active=())
+    slots = [
+        [i for i in plan.instructions if not (isinstance(i, Transfer) and i.kind is Kind.KV)]
+        for plan, _ in play(SlotGenerator(schedule.changed(change), 5, 30, 30), lambda verify: 0)
+    ]
+    alone = [list(plan.instructions) for plan, _ in play(SlotGenerator(plain(4), 5, 30, 30), lambda verify: 0)]
+    assert slots == alone

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pearl_pp.messages import Verdict
 from pearl_pp.schedule.instructions import Kind
 from pearl_pp.schedule.placement import Placement, Shard
-from pearl_pp.simulation.costs import Overheads, ProfileCosts
+from pearl_pp.simulation.costs import MeasuredCosts, Overheads, PassTimes, ProfileCosts
 from tests.unit.simulation.machines import profile
 
 UNEVEN = Placement("", (3, 3, 2), ((Shard(2, 0, 1), Shard(0, 1, 4)), (Shard(1, 0, 4),)), 1, 3, 4, "ship")
@@ -43,7 +44,7 @@ def test_prefill_is_bound_by_tokens_per_second_and_a_short_chunk_by_the_weights(
         (Kind.PROBS, 2, 0, 2 * 4096 * 4),
         (Kind.KV, 3, 2, 3 * 2 * 128),
         (Kind.REPORT, 2, 0, 16),
-        (None, 4, 0, 8 * (6 + 4)),
+        (None, 4, 0, 8 * Verdict.wire_length(4)),
     ],
 )
 def test_a_message_takes_latency_and_its_bytes_over_the_bandwidth(
@@ -60,3 +61,31 @@ def test_a_message_takes_latency_and_its_bytes_over_the_bandwidth(
 def test_a_placement_that_needs_more_ranks_is_refused() -> None:
     with pytest.raises(ValueError, match="3 ranks"):
         ProfileCosts(profile(ranks={"memory_gb": [1, 1], "speed": [1, 1]}), UNEVEN)
+
+
+def test_a_list_of_times_is_a_measurement_and_goes_on_evenly() -> None:
+    machine = profile(target__pass_ms=[40, 44, 46], draft__pass_ms=[5.0, 7.0], draft__extra_token_ms=0.5)
+    costs = ProfileCosts(machine, UNEVEN)
+    times = [costs.target(0, n) / 3 * 8 for n in (1, 2, 3, 4, 10)]
+    assert times == pytest.approx([0.040, 0.044, 0.046, 0.048, 0.060]), "the last difference, where none is told"
+    assert [costs.draft(1, 1, 0, n) for n in (1, 2, 4)] == pytest.approx([0.005, 0.007, 0.008])
+    assert (machine.target.one_token_ms, machine.ratio) == (40, 8)
+    falling = profile(target__pass_ms=[40, 39])
+    assert falling.target.further_token_ms == 0.0, "more tokens never take less time"
+
+
+def test_a_list_longer_than_windows_are_is_taken_as_it_stands() -> None:
+    machine = profile(target__pass_ms=[float(n) for n in range(1, 51)])
+    assert machine.target.pass_s(50, 1e9) == pytest.approx(0.050)
+    assert machine.target.pass_s(51, 1e9) == pytest.approx(0.050)
+    assert machine.target.pass_s(51, 510) == pytest.approx(0.1)
+
+
+def test_measured_passes_keep_their_ranks_and_messages_are_free() -> None:
+    stages = [PassTimes((0.03, 0.04), 0.01), PassTimes((0.05,)), PassTimes((0.02,))]
+    shards = {(0, 0): PassTimes((0.001,)), (0, 1): PassTimes((0.002,)), (1, 0): PassTimes((0.004,), 0.001)}
+    costs = MeasuredCosts(stages, shards)
+    assert [costs.target(0, n) for n in (1, 2, 3)] == pytest.approx([0.03, 0.04, 0.05])
+    assert (costs.target(1, 5), costs.draft(0, 0, 1, 3)) == (0.05, 0.002)
+    assert costs.draft(1, 1, 0, 3) == pytest.approx(0.006)
+    assert (costs.message(Kind.KV, 0, 1, 5, 5), costs.slot_s, costs.post_s) == (0.0, 0.0, 0.0)

@@ -1,12 +1,14 @@
 """A model cut into stages gives what the model in one piece gives."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM
 
-from pearl_pp.stages import kv_cache, stage
+from pearl_pp.errors import UserError
+from pearl_pp.stages import attention, kv_cache, stage
 from pearl_pp.stages.source import open_model
 from pearl_pp.stages.stage import build_stage
 from tests.unit.stages.tiny import Pipeline, cut, full_logits, save_model, tiny_config, worst_difference
@@ -168,3 +170,30 @@ def test_buffers_are_what_transformers_computes(tmp_path: Path) -> None:
     last = build_stage(open_model(tmp_path, "--target"), 2, 4, dtype=torch.bfloat16, device="cpu", max_len=16)
     for name, buffer in model.named_buffers():
         assert torch.equal(last.model.get_buffer(name), buffer), name
+
+
+@pytest.mark.parametrize("fault", ["wrong numbers", "an error", "no number"])
+def test_a_family_that_our_attention_gets_wrong_does_not_take_it(
+    fault: str, llama_dir: Path, token_ids: torch.Tensor, llama_logits: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = attention.grouped_attention
+
+    def wrong(*arguments: Any, **options: Any) -> tuple[torch.Tensor, None]:
+        if fault == "an error":
+            raise RuntimeError("sizes do not match")
+        output, _ = right(*arguments, **options)
+        return output * (2.0 if fault == "wrong numbers" else float("nan")), None
+
+    AttentionInterface.register(attention.ATTENTION, wrong)
+    try:
+        pipeline = Pipeline(llama_dir, cut(4, 2))
+    finally:
+        AttentionInterface.register(attention.ATTENTION, right)
+    assert [one.model.config._attn_implementation for one in pipeline.stages] == ["sdpa"] * 2
+    assert worst_difference(pipeline, llama_logits, token_ids) <= TOLERANCE
+
+
+def test_layers_without_kv_entries_are_refused(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache._KVLayer, "update", lambda self, keys, values, *_, **__: (keys, values))
+    with pytest.raises(UserError, match="llama cannot be rolled back: its layers keep no KV cache"):
+        build_stage(open_model(llama_dir, "--target"), 0, 4, dtype=torch.float32, device="cpu", max_len=16)

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 from pearl_pp.stages.agreement import find_eps, measure
 from pearl_pp.stages.shapes import DraftShape, PairShape
 from pearl_pp.stages.stage import Stage, build_stage
-from pearl_pp.stages.synthetic import CHUNK, GeneratedTensor, SyntheticSource, open_synthetic
+from pearl_pp.stages.synthetic import CHUNKS, GeneratedTensor, SyntheticSource, open_synthetic
 
 CPU = torch.device("cpu")
 
@@ -87,7 +87,7 @@ def test_numbers_of_different_tensors_and_rows_have_nothing_to_do_with_each_othe
 
 
 def test_a_number_depends_on_its_place_alone_also_across_chunks_and_types() -> None:
-    rows = CHUNK // 64 + 2  # the last two rows come out of a second chunk
+    rows = CHUNKS["cpu"] // 64 + 2  # the last two rows come out of a second chunk
     long = GeneratedTensor("w", (rows, 64), 0, 0.1)
     short = GeneratedTensor("w", (8, 64), 0, 0.1)
     exact = long.materialize(..., CPU, torch.float32)

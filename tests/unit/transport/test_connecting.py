@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pearl_pp.errors import UserError
-from pearl_pp.transport import torch_distributed
+from pearl_pp.transport import joining, torch_distributed
 from pearl_pp.transport.inprocess import InProcessGroup
 from pearl_pp.transport.torch_distributed import pick_device
 
@@ -45,8 +45,8 @@ def test_local_rank_picks_the_card_and_ranks_share_cards_in_turn(monkeypatch, lo
 )
 def test_gloo_keeps_to_the_loopback_only_on_one_machine(monkeypatch, variables, interface):
     monkeypatch.setattr(os, "environ", dict(variables))
-    monkeypatch.setattr(torch_distributed.socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth7")])
-    torch_distributed._use_loopback_on_one_machine()
+    monkeypatch.setattr(joining.socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth7")])
+    joining._use_loopback_on_one_machine()
     assert os.environ.get("GLOO_SOCKET_IFNAME") == interface
 
 

