@@ -94,7 +94,7 @@ def _lead(config: RunConfig, build: BuildEngine) -> int:
 
 
 def exit_code(outputs: Sequence["RequestOutput"]) -> int:
-    """Of a run that ended so: 0 all answered, 1 some not, 2 none could be run (then it is one mistake of the user's)."""
+    """Of a run that ended so: 0 all answered, 1 some not, 2 none could be run (then it is the user's mistake)."""
     failed = [output for output in outputs if output.error is not None]
     refused = [output for output in failed if not output.prompt_token_ids]
     if not failed:

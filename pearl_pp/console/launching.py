@@ -27,6 +27,7 @@ _POLL_S = 0.05
 _GRACE_S = 5.0
 # After Ctrl-C in a terminal every rank has had it, too, and leaves by itself.
 _GRACE_AFTER_INTERRUPT_S = 1.0
+_BEHIND_SIGTERM_S = 0.5
 
 
 class _Ended(NamedTuple):
@@ -112,15 +113,23 @@ def _signals_raise() -> Iterator[None]:
 
 def _first_failure(ranks: Sequence[_Rank]) -> _Ended | None:
     """Wait until a rank has failed or all have ended well."""
-    while True:
-        codes = [rank.poll() for rank in ranks]
-        failures = [_Ended(rank, code) for rank, code in enumerate(codes) if code]
-        if failures:
-            # Of several at once, a signal is the cause of what others say of it.
-            return min(failures, key=lambda failed: (failed.exit_code > 0, failed.rank))
-        if None not in codes:
-            return None
+    codes = _exit_codes(ranks)
+    while None in codes and not any(codes):
         time.sleep(_POLL_S)
+        codes = _exit_codes(ranks)
+    if set(filter(None, codes)) == {-signal.SIGTERM}:
+        time.sleep(_BEHIND_SIGTERM_S)  # a rank that leaves has ended those that are stopped just before
+    failures = [_Ended(rank, code) for rank, code in enumerate(_exit_codes(ranks)) if code]
+    # Of several at once, a signal is the cause of what others say of it, unless it came from one of them.
+    return min(failures, key=_how_late, default=None)
+
+
+def _exit_codes(ranks: Sequence[_Rank]) -> list[int | None]:
+    return [rank.poll() for rank in ranks]
+
+
+def _how_late(failed: _Ended) -> tuple[bool, bool, int]:
+    return failed.exit_code == -signal.SIGTERM, failed.exit_code > 0, failed.rank
 
 
 def _told(failed: _Ended) -> int:

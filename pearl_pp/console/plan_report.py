@@ -103,7 +103,10 @@ def _ranking_table(entries: Sequence[Entry]) -> Table:
 
 def _distinct(entries: Sequence[Entry]) -> list[Entry]:
     """Of each place for the draft the best layers, F, p and gamma."""
-    return list({(e.strategy, e.fits, e.placement.replicas): e for e in reversed(entries)}.values())[::-1]
+    found: dict[tuple[object, ...], Entry] = {}
+    for entry in entries:
+        found.setdefault((entry.strategy, entry.fits, entry.placement.replicas), entry)
+    return list(found.values())
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:
@@ -155,5 +158,3 @@ def _memory_table(entry: Entry, question: Question) -> Table:
 
 def _gb(number: float) -> str:
     return f"{number / GB:.2f}"
-
-

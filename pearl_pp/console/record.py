@@ -6,10 +6,10 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+from pearl_pp.console.summary import COLUMNS
 from pearl_pp.errors import UserError
 from pearl_pp.runtime.request import RequestOutput
 
@@ -105,6 +105,11 @@ class JsonRecord:
         self._end = end
 
 
+_BLOCK_BYTES = 2**16
+
+# One list for all: a run may have many thousand requests.
+_NOTHING: list[Any] = []
+
 _HEAD = '{\n"requests": ['
 
 
@@ -115,13 +120,16 @@ def _totals(metrics: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _numbers_alone(output: RequestOutput) -> RequestOutput:
-    """`output` without its texts and lists."""
-    numbers = {name: value for name, value in output.metrics.items() if not isinstance(value, list | dict)}
-    return replace(output, prompt="", prompt_token_ids=[], token_ids=[], text="", logprobs=None, metrics=numbers)
+    """`output` without its texts and lists, and of its metrics what the table at the end shows."""
+    numbers = {name: output.metrics[name] for _, name, _ in COLUMNS if name in output.metrics}
+    nothing: list[Any] = _NOTHING
+    kept = RequestOutput("", nothing, nothing, "", output.finish_reason, error=output.error, metrics=numbers)
+    kept.notes = nothing
+    return kept
 
 
 def _copy(source: io.FileIO, to: IO[bytes], num_bytes: int) -> None:
-    while num_bytes > 0 and (block := source.read(min(num_bytes, 2**20))):
+    while num_bytes > 0 and (block := source.read(min(num_bytes, _BLOCK_BYTES))):
         to.write(block)
         num_bytes -= len(block)
 

@@ -51,7 +51,7 @@ def speed_table(record: Mapping[str, Any]) -> Table:
         "real; tokens/s: median over rounds and prompts of (tokens-1) / time after the first; over all: sum over sum; "
         "a ratio of two configurations: median over rounds and prompts of tokens/s over tokens/s, each at its best "
         "gamma (*: highest tokens/s); of simulated: median of tokens/s over those of the simulator, fed with "
-        "the passes measured on these ranks one at a time, free messages and the verdicts of the very run; acceptance "
+        "the passes measured on these ranks in turn, free messages and the verdicts of the very run; acceptance "
         "= accepted / (accepted+rejected); per pass: tokens/target pass; text: every answer equal to "
         "transformers' greedy generate on the unsplit target in one process",
         ("configuration", "ranks", "gamma", "tokens/s", "of simulated", "over all", "acceptance", "per pass", "text"),

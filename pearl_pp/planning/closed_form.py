@@ -90,8 +90,8 @@ def window_tokens_per_s(schedule: Schedule, durations: Durations, acceptance: fl
         reached -= ends_here
     if shape.bonus:
         return tokens / seconds
-    half = len(times) // 2
-    pace = (times[-1] - times[half - 1]) / (len(times) - half)
+    middle = shape.ends[(len(shape.ends) - 1) // 2]  # the end of a chunk: its tokens come at once
+    pace = (times[-1] - times[middle - 1]) / (len(times) - middle)
     if acceptance >= 1:
         return 1 / pace
     further = 1 / (1 - acceptance)

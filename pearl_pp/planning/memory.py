@@ -10,7 +10,7 @@ from pearl_pp.errors import UserError
 from pearl_pp.planning.model_bytes import ModelBytes, count_bytes
 from pearl_pp.schedule.placement import Placement
 from pearl_pp.stages.kv_cache import FIRST_CAPACITY
-from pearl_pp.stages.stage import FIRST_POSITIONS
+from pearl_pp.stages.stage import FIRST_POSITIONS, LONGEST_PASS
 
 __all__ = ["GB", "FixedBytes", "ModelBytes", "RankBytes", "Share", "check_fits", "count_bytes", "planned_bytes"]
 
@@ -38,7 +38,8 @@ class FixedBytes:
         communicator: buffers of one NCCL communicator; 0 where messages go through host memory.
         reserve: the allocator's roundings and gaps.
         keeps_freed: whether what a pass has freed stays with the allocator where a growing KV cache cannot use it:
-            malloc keeps the blocks of activations and maps those of a cache anew.
+            malloc keeps the blocks of activations, and maps those of a cache anew. (What it loses in gaps between
+            them comes to about as much as such a cache: with every block mapped, a pass takes what is counted.)
         keeps_sent: whether the hidden states of a prompt's pieces stay until later messages push them out (gloo).
     """
 
@@ -127,11 +128,12 @@ def largest_piece(max_len: int, num_stages: int, min_piece: int = MIN_PIECE, wan
 
 @dataclass(frozen=True)
 class _Part:
-    """Layers [start, end) of a model on a rank."""
+    """Layers [start, end) of a model on a rank; `longest` is the most positions that come in one instruction."""
 
     model: ModelBytes
     start: int
     end: int
+    longest: int
 
     @property
     def tied_copy(self) -> int:
@@ -152,14 +154,14 @@ class _Part:
     def tables(self, max_len: int) -> int:
         return self.model.of_pass.tables * min(max_len, FIRST_POSITIONS)
 
-    def of_pass(self, max_len: int, piece: int) -> int:
-        """The most that one pass and what follows it hold: a piece of the prompt, or a window with its logits."""
+    def of_pass(self, max_len: int) -> int:
+        """The most that one pass and what follows it hold: a part of the prompt, or a window with its logits."""
         window = min(LARGEST_WINDOW, max_len)
         logits = 0
         if self.end == len(self.model.layers):
             logits = window * self.model.vocab_size * 4 * _COPIES_OF_LOGITS
         pass_of_window = self.model.of_pass.of(window, max_len)
-        return max(self.model.of_pass.of(piece, max_len), pass_of_window, logits)
+        return max(self.model.of_pass.of(min(self.longest, LONGEST_PASS), max_len), pass_of_window, logits)
 
 
 def _rank_bytes(
@@ -172,11 +174,11 @@ def _rank_bytes(
     piece: int,
 ) -> RankBytes:
     layers = placement.stage_range(rank)
-    stages = [_Part(target, *layers)] if layers else []
+    stages = [_Part(target, *layers, piece)] if layers else []
     shards = []
     for shard in placement.shards_on(rank).values():
         assert draft is not None
-        shards.append(_Part(draft, shard.start, shard.end))
+        shards.append(_Part(draft, shard.start, shard.end, max_len))  # a draft reads the prompt at once
     target_kv, draft_kv = (sum(part.kv(max_len) for part in parts) for parts in (stages, shards))
     return RankBytes(
         target_weights=sum(part.weights for part in stages),
@@ -184,16 +186,16 @@ def _rank_bytes(
         tied_copy=sum(part.tied_copy for part in (*stages, *shards)),
         target_kv=target_kv,
         draft_kv=draft_kv,
-        work_space=_work_space([*stages, *shards], target_kv + draft_kv, max_len, fixed, piece),
+        work_space=_work_space([*stages, *shards], target_kv + draft_kv, max_len, fixed),
         context=fixed.context,
         buffers=fixed.communicator * _NUM_COMMUNICATORS if placement.world_size > 1 else 0,
         reserve=fixed.reserve,
     )
 
 
-def _work_space(parts: Sequence[_Part], kv: int, max_len: int, fixed: FixedBytes, piece: int) -> int:
+def _work_space(parts: Sequence[_Part], kv: int, max_len: int, fixed: FixedBytes) -> int:
     """The worst moment: a pass (they follow one another), a cache that grows, or loading, when no entries are there."""
-    passes = max((part.of_pass(max_len, piece) for part in parts), default=0)
+    passes = max((part.of_pass(max_len) for part in parts), default=0)
     if fixed.keeps_sent:
         passes += sum(max_len * part.model.hidden_row for part in parts if part.end < len(part.model.layers))
     growth = max((part.grown_kv(max_len) for part in parts), default=0)

@@ -90,8 +90,8 @@ def least_shortage(layers: Sequence[Layer], cards: Sequence[Card]) -> tuple[int,
     costs = _Costs(tuple(layers), tuple(cards))
 
     def lacking(rank: int, start: int, end: int) -> _Value | None:
-        missing = math.ceil(costs.bytes(start, end) - cards[rank].num_bytes)
-        return max(0, missing), costs.time(rank, start, end)
+        missing = max(0.0, costs.bytes(start, end) - cards[rank].num_bytes)
+        return math.ceil(missing), costs.time(rank, start, end)
 
     return _search(costs, lacking)
 

@@ -35,9 +35,7 @@ def simulated_tokens_per_s(
         acceptance: probability that a drafted token is the target's.
         num_tokens: at least 2.
     """
-    timeline = simulated_request(
-        schedule, costs, acceptance, prompt_len=prompt_len, num_tokens=num_tokens, seed=seed
-    )
+    timeline = simulated_request(schedule, costs, acceptance, prompt_len=prompt_len, num_tokens=num_tokens, seed=seed)
     return timeline.decode_tokens_per_s or math.inf
 
 

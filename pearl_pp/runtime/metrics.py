@@ -69,7 +69,7 @@ def rates(counts: dict) -> dict:
 
 def empty_metrics() -> dict:
     """Of a request that asked for no tokens: counts are 0, rates do not exist."""
-    counts = dict.fromkeys(_COUNTS, 0) | {"ttft_s": None, "accepted_runs": [], "per_rank": []}
+    counts = dict.fromkeys(_COUNTS, 0) | {"ttft_s": None, "final_mode": None, "accepted_runs": [], "per_rank": []}
     return counts | rates(counts)
 
 
@@ -80,6 +80,7 @@ def totals(metrics: Iterable[dict]) -> dict:
     first_tokens = [m["ttft_s"] for m in requests if m["ttft_s"] is not None]
     result = counts | rates(counts)
     result["ttft_s"] = sum(first_tokens) / len(first_tokens) if first_tokens else None
+    result["final_mode"] = next((m["final_mode"] for m in reversed(requests) if m["final_mode"]), None)
     result["accepted_runs"] = [run for m in requests for run in m["accepted_runs"]]
     result["per_rank"] = [_add_ranks(ranks) for ranks in zip(*_all_ranks(requests), strict=True)]
     return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,7 @@ def _peak(module: PreTrainedModel, hidden_size: int, dtype: torch.dtype, num_row
     hidden = torch.zeros(1, num_rows, hidden_size, dtype=dtype, device=meta)
     positions = torch.arange(num_rows, device=meta)[None]
     arguments = KVCache(0, 1, num_rows, dtype, meta).as_arguments(module)
-    with _LiveBytes() as live, contextlib.suppress(Exception), torch.inference_mode():
+    with _LiveBytes(module.parameters()) as live, contextlib.suppress(Exception), torch.inference_mode():
         module(inputs_embeds=hidden, position_ids=positions, **arguments)
         return live.peak
     return None
@@ -99,12 +99,15 @@ def _has_windows(config: PreTrainedConfig) -> bool:
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Adds up the storages that the operations inside it make, and takes them off when they are freed."""
+    """Adds up the storages that the operations inside it make, and takes them off when they are freed.
 
-    def __init__(self) -> None:
+    Views of `weights` are none.
+    """
+
+    def __init__(self, weights: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.peak = 0
-        self._live: dict[int, int] = {}
+        self._live: dict[int, int] = {weight.untyped_storage()._cdata: 0 for weight in weights}
 
     def __torch_dispatch__(
         self, func: Callable, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

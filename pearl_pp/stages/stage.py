@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from pearl_pp.stages.layer_calls import LayerCalls, record_calls
 from pearl_pp.stages.source import ModelSource
 
 MIN_POSITIONS = 16  # what trying a stage out takes
+LONGEST_PASS = 512  # rows; by then arithmetic, not reading the weights, fills a device
 FIRST_POSITIONS = 2048  # tables are made for so many at first
 TRIED_PASSES = ((0, 3), (3, 4), (4, 8))  # first rows, one row and several rows behind others
 MAX_ATTENTION_ERROR = 0.1  # of half the rows, relative: rounding stays far below, another formula far above
@@ -84,14 +86,30 @@ class Stage(nn.Module):
     def run(self, inputs: torch.Tensor, start_pos: int, *, num_logits: int = 0) -> torch.Tensor:
         """One pass over the positions start_pos .. start_pos + n - 1; entries beyond start_pos are cut first.
 
+        A pass over more than `LONGEST_PASS` positions goes through in parts, so that its activations stay small.
+
         `inputs`: token ids int64 [n] on the first stage, else hidden states [n, hidden] in `dtype`.
         Returns hidden states [n, hidden], or on the last stage the logits [num_logits, vocab] of the last
         `num_logits` rows, both in `dtype`. Raises ValueError where positions are missing before start_pos or
         there are more than max_len.
         """
-        end_pos = start_pos + inputs.shape[0]
+        num_rows = inputs.shape[0]
         self.cache.cut(start_pos)
-        self.cache.reserve(end_pos)
+        self.cache.reserve(start_pos + num_rows)
+        if num_rows <= LONGEST_PASS:
+            return self._pass(inputs, start_pos, num_logits)
+        # The rows whose logits are wanted stay in the last part.
+        last = num_rows - (num_logits if self.is_last else 0)
+        starts = [start for start in range(0, num_rows, LONGEST_PASS) if start == 0 or start <= last]
+        parts = pairwise([*starts, num_rows])
+        outputs = [
+            self._pass(inputs[start:end], start_pos + start, num_logits if end == num_rows else 0)
+            for start, end in parts
+        ]
+        return torch.cat(outputs)
+
+    def _pass(self, inputs: torch.Tensor, start_pos: int, num_logits: int) -> torch.Tensor:
+        end_pos = start_pos + inputs.shape[0]
         if self._calls is not None and end_pos > self._calls.num_positions:
             self._calls = self._learn_calls(end_pos)
         inputs = inputs.to(self.device)[None]

@@ -50,15 +50,15 @@ def check(outcome: Outcome, what: str, rank: int) -> None:
 
 @pytest.mark.case("P4")
 @pytest.mark.parametrize(
-    ("what", "rank", "placement"),
+    ("what", "rank", "placement", "num_ranks"),
     [
-        ("is_killed", 1, "dedicated"),
-        ("is_stopped", 0, "hop"),
-        ("sends_too_little", 1, "pipelined"),
+        ("is_killed", 1, "dedicated", 2),
+        ("is_stopped", 0, "hop", 4),
+        ("sends_too_little", 1, "pipelined", 4),
     ],
 )
-def test_a_fault_on_one_rank_ends_all(what: str, rank: int, placement: str, tmp_path: Path) -> None:
-    scene = Scene(tmp_path, what, rank, random.randrange(20), ["--placement", placement])
+def test_a_fault_on_one_rank_ends_all(what: str, rank: int, placement: str, num_ranks: int, tmp_path: Path) -> None:
+    scene = Scene(tmp_path, what, rank, random.randrange(20), ["--placement", placement], num_ranks=num_ranks)
     scene.arm()
     check(scene.outcome(), what, rank)
 
@@ -78,7 +78,7 @@ def test_a_stopped_rank_does_not_hold_torchrun(tmp_path: Path) -> None:
 
 @pytest.mark.case("P4")
 def test_ctrl_c_while_a_rank_is_stopped(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, "is_stopped", 1)
+    scene = Scene(tmp_path, "is_stopped", 1, num_ranks=2)
     scene.arm()
     scene.interrupt()
     outcome = scene.outcome()

@@ -76,11 +76,11 @@ def changed(draw: st.DrawFn, content: Any) -> Any:
         if what == "drop" and (isinstance(holder, list) or place[-1] in holder):
             del holder[place[-1]]
         elif what == "add" and isinstance(holder, dict):
-            holder[draw(st.one_of(st.sampled_from(ODD_TEXTS), st.text(max_size=8)))] = draw(ODD_VALUES)
+            holder[draw(st.one_of(st.sampled_from(ODD_TEXTS), st.text(max_size=8)))] = copy.deepcopy(draw(ODD_VALUES))
         elif isinstance(holder, dict):
-            holder[place[-1]] = draw(ODD_VALUES)
+            holder[place[-1]] = copy.deepcopy(draw(ODD_VALUES))
         else:
-            holder.insert(0, draw(ODD_VALUES))
+            holder.insert(0, copy.deepcopy(draw(ODD_VALUES)))
     return content
 
 

@@ -222,7 +222,10 @@ def test_acceptance_does_not_decay_over_a_long_text(cluster_of: ClusterOf) -> No
 @pytest.mark.parametrize("gamma", range(1, 9))
 @pytest.mark.parametrize("placement", ["hop", "single", "sharded"])
 def test_a_draft_equal_to_the_target_is_always_right(placement: str, gamma: int, cluster_of: ClusterOf) -> None:
-    metrics = cluster_of("self", 4, placement=placement, gamma=gamma).run(PROMPT, max_new_tokens=96).metrics
+    num_tokens = 256 if placement == "hop" else 96
+    cluster = cluster_of("self", 4, placement=placement, gamma=gamma)
+    metrics = cluster.run(PROMPT, max_new_tokens=num_tokens, ignore_eos=True).metrics
+    assert metrics["num_output_tokens"] == num_tokens
     assert metrics["num_rejected_tokens"] == 0
     drafted = metrics["num_accepted_tokens"] + metrics["num_discarded_tokens"]
     assert metrics["num_draft_tokens"] == drafted

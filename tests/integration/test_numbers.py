@@ -15,15 +15,16 @@ from tests.families import FAMILIES, save_family
 from tests.inprocess import Cluster
 from tests.integration.conftest import PairOf
 from tests.integration.test_gloo import answer
+from tests.integration.test_lossless import PROMPT as GLOO_PROMPT
 from tests.pairs import noisy, oracle, reference, save, tiny_model
 from tests.rank_pool import shared_pool
-from tests.unit.runtime.word_models import word_tokenizer
+from tests.unit.runtime.word_models import numbered_tokenizer
 
 PROMPT = [5, 9, 33, 71, 12, 90, 101, 44, 8, 61, 17, 3]
 
 # Where a text differs from the whole model's, the two tokens' logits are at most so many times the rounding of the
 # largest logit apart. docs/models.md states it.
-MAX_ROUNDINGS = 8
+MAX_ROUNDINGS = 4
 
 
 def whole(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -44,8 +45,16 @@ def greedy_text(model: PreTrainedModel, prompt: list[int], num_tokens: int) -> l
 
 
 @pytest.mark.case("N2")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma 3", "Qwen3", "GPT-2"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("Llama", torch.bfloat16),
+        ("Mistral", torch.bfloat16),
+        ("GPT-2", torch.bfloat16),
+        ("Mistral", torch.float16),
+        ("Gemma 3", torch.float16),
+    ],
+)
 def test_half_precision_leaves_the_oracles_text_only_at_a_near_tie(
     name: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
@@ -56,18 +65,18 @@ def test_half_precision_leaves_the_oracles_text_only_at_a_near_tie(
     options = {"placement": "pipelined", "verify_interval": 2, "gamma": 2, "fill": 3}
     cluster = Cluster(target, draft, 4, dtype=str(dtype).removeprefix("torch."), **options)
     num_equal = 0
-    for turn in range(6):
+    for turn in range(4):
         prompt = PROMPT[turn:] + PROMPT[:turn]
-        text = cluster.run(prompt, max_new_tokens=32, ignore_eos=True).ids
-        expected = greedy_text(model, prompt, 32)
-        place = next((i for i in range(32) if text[i] != expected[i]), 32)
+        text = cluster.run(prompt, max_new_tokens=24, ignore_eos=True).ids
+        expected = greedy_text(model, prompt, 24)
+        place = next((i for i in range(24) if text[i] != expected[i]), 24)
         num_equal += place
-        if place < 32:
+        if place < 24:
             with torch.inference_mode():
                 row = model(torch.tensor([prompt + text[:place]])).logits[0, -1].float()
             gap = (row[text[place]] - row[expected[place]]).abs() / row.abs().max()
             assert gap <= MAX_ROUNDINGS * torch.finfo(dtype).eps, f"token {place} is no near-tie"
-    assert num_equal > 6 * 8, "texts part after a few tokens: the bound was hardly tried"
+    assert num_equal > 4 * 8, "texts part after a few tokens: the bound was hardly tried"
 
 
 @pytest.mark.case("N3")
@@ -85,14 +94,13 @@ def test_checkpoints_in_other_dtypes_are_brought_into_the_agreed_one(agreed: str
 
 
 @pytest.mark.case("N4")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("dtype", "temperature"), [("bfloat16", 0.0), ("bfloat16", 1.0), ("float16", 1.0)])
 def test_half_precision_over_gloo_gives_the_same_text(dtype: str, temperature: float, pair_of: PairOf) -> None:
     """Activations, KV entries and draft distributions as they really travel."""
     folders = pair_of("noisy")
     options = {"placement": "hop", "gamma": 4, "handoff": "ship", "dtype": dtype, "verify": "rejection"}
     params = {"max_new_tokens": 40, "ignore_eos": True, "temperature": temperature, "seed": 5}
-    expected = Cluster(*folders, 4, **options).run(PROMPT, **params).ids
+    expected = Cluster(*folders, 4, **options).run(GLOO_PROMPT, **params).ids
     results = shared_pool(4).run(answer, tuple(map(str, folders)), options, params)
     assert results[0][0] == expected
 
@@ -114,7 +122,7 @@ def save_padded(folder: Path, num_words: int, rows: int, seed: int, noise: float
         if loud is not None:
             model.lm_head.weight[loud] *= 20
     save(noisy(model, noise), folder)
-    word_tokenizer(tuple(f"w{i}" for i in range(num_words))).save_pretrained(folder)
+    numbered_tokenizer(num_words).save_pretrained(folder)
     return folder
 
 
@@ -144,12 +152,11 @@ def test_rows_beyond_the_tokenizer_are_never_chosen(name: str, loud: int | None,
 
 
 @pytest.mark.case("V1")
-@pytest.mark.parametrize("verify", ["rejection", "coupled"])
-def test_with_padding_rows_frequencies_are_those_of_the_real_ids(verify: str, root: Path) -> None:
+def test_with_padding_rows_frequencies_are_those_of_the_real_ids(root: Path) -> None:
     """Pairs of two sampled tokens over many seeds; the second one is judged, not drawn by the target alone."""
     target, draft = padded_pair(root / "toy", 6, 9, 8, 7)
-    cluster = Cluster(target, draft, 2, placement="hop", gamma=2, verify=verify)
-    prompt, num_runs = [1, 2, 3], 500
+    cluster = Cluster(target, draft, 2, placement="hop", gamma=2, verify="rejection")
+    prompt, num_runs = [1, 2, 3], 250
     with torch.inference_mode():
         model = reference(target)
         first = model(torch.tensor([prompt])).logits[0, -1, :6].softmax(-1)
@@ -182,7 +189,7 @@ def test_two_thousand_tokens_at_temperature_two_are_words(tmp_path: Path) -> Non
     for name, noise in (("target", 0.0), ("draft", 0.1)):
         model = tiny_model(max_position_embeddings=2100, **changes)
         folders.append(save(noisy(model, noise), tmp_path / name))
-        word_tokenizer(tuple(f"w{i}" for i in range(120))).save_pretrained(folders[-1])
+        numbered_tokenizer(120).save_pretrained(folders[-1])
     cluster = Cluster(*folders, 2, placement="hop", gamma=4)
     outcome = cluster.run(PROMPT, max_new_tokens=2000, ignore_eos=True, temperature=2.0)
     assert len(outcome.ids) == 2000 and max(outcome.ids) < 120 and len(set(outcome.ids)) > 100

@@ -100,7 +100,7 @@ def soak(
 
 @pytest.mark.parametrize(
     ("num_warm_up", "num_requests"),
-    [(100, 250), pytest.param(200, 2000, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])],
+    [(60, 150), pytest.param(200, 2000, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])],
 )
 def test_memory_stays_flat_and_speed_does_not_drift(
     num_warm_up: int,
@@ -119,9 +119,9 @@ def test_memory_stays_flat_and_speed_does_not_drift(
         growth = soaked.late_bytes / soaked.early_bytes - 1
         record_property(f"growth on rank {rank}", growth)
         print(f"rank {rank}: {soaked.early_bytes / 2**20:.1f} -> {soaked.late_bytes / 2**20:.1f} MiB, {growth:+.2%}")
-        assert growth < LARGEST_GROWTH
         assert soaked.errors == [None] * num_requests
         assert soaked.answers == ranks[0].answers
+    assert max(soaked.late_bytes / soaked.early_bytes - 1 for soaked in ranks) < LARGEST_GROWTH
     part = (num_requests - num_warm_up) // 3
     first, last = (
         statistics.median(ranks[0].token_seconds[s])

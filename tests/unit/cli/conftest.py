@@ -44,7 +44,7 @@ class FakeEngine:
     closed: bool = False
     versions: dict[str, str] = field(default_factory=lambda: {"torch": "2"})
     plan: Any = field(
-        default_factory=lambda: SimpleNamespace(decision_lines=["strategy: pearl"], record=lambda: {"target": [1, 1]})
+        default_factory=lambda: SimpleNamespace(decision_lines=[], record=lambda: {"target": [1, 1]})
     )
 
     def iterate(

@@ -29,6 +29,9 @@ exec(sys.argv[2 + rank])
 SLEEP = "time.sleep(60)"
 IS_KILLED = "time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)"
 IS_STOPPED = "os.kill(os.getpid(), signal.SIGSTOP); time.sleep(60)"
+LEAVES_WITH_THE_STOPPED = (
+    "time.sleep(1.5); from pearl_pp.console import leaving; leaving.end_stopped_ranks(); time.sleep(0.2); os._exit(4)"
+)
 IS_DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
 
 
@@ -59,6 +62,8 @@ def all_gone(folder: Path, num_ranks: int) -> bool:
         ((SLEEP, "time.sleep(0.5); sys.exit(2)"), 2, ""),
         (("time.sleep(1.5); sys.exit(1)", IS_KILLED), 137, "rank 1 was ended by SIGKILL"),
         ((SLEEP, IS_STOPPED, "time.sleep(1.5); sys.exit(3)"), 3, ""),
+        ((SLEEP, "time.sleep(0.5); os.kill(os.getpid(), signal.SIGTERM)"), 143, "rank 1 was ended by SIGTERM"),
+        ((LEAVES_WITH_THE_STOPPED, IS_STOPPED), 4, ""),
     ],
 )  # fmt: skip
 def test_the_first_rank_to_fail_ends_all(

@@ -51,6 +51,10 @@ def test_two_configs_and_a_memory_list_are_enough(
     assert all(len(line.rstrip()) <= 100 for line in printed.splitlines() if "|" in line or "─" in line)
     assert "assumed" in printed
     assert "simulated  first because: " in printed
+    rows = [line.split() for line in printed.splitlines() if line.split()[:1] and line.split()[0].isdecimal()]
+    speeds = [float(cell.removesuffix("x")) for row in rows for cell in row if cell.endswith("x") and cell != "x"]
+    assert speeds[1:] == sorted(speeds[1:], reverse=True)
+    assert len(speeds) > 3
     content = json.loads(Path(record).read_text())
     assert content["mode"] == "simulated"
     assert content["fits"]
@@ -58,7 +62,9 @@ def test_two_configs_and_a_memory_list_are_enough(
     first = content["first"]
     assert first == content["ranking"][0]
     assert len(first["planned_bytes"]) == 3
-    assert {"target_weights", "tied_copy", "draft_kv", "work_space", "context", "total"} <= set(first["planned_bytes"][0])
+    assert {"target_weights", "tied_copy", "draft_kv", "work_space", "context", "total"} <= set(
+        first["planned_bytes"][0]
+    )
     assert json.loads(Path(trace).read_text())["traceEvents"]
     # What was written is what a run's --placement reads.
     assert list(read_placement_file(written).target) == first["placement"]["target"]
@@ -112,6 +118,12 @@ def test_what_the_user_fixes_stays(pair: list[str], tmp_path: Path) -> None:
     assert {(p["fill"], p["verify_interval"], p["gamma"]) for p in pearl} == {(2, 2, 3)}
 
 
+TWO = ["--memory-gb", "2,2"]
+ONE_OR_EACH = "give one for all or one for each"
+RANKS_GIVE = f"ranks; {ONE_OR_EACH}"
+PROFILE_SAYS = "the profile says how fast its ranks are; leave one of them out"
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -119,24 +131,24 @@ def test_what_the_user_fixes_stays(pair: list[str], tmp_path: Path) -> None:
         (["-n", "2"], "--memory-gb: say how much each rank has, as in --memory-gb 24,24,12,12"),
         (["-n", "0"], "-n 0: must be greater than or equal to 1"),
         (["-n", "x"], "-n x: must be a whole number"),
-        (["-n", "4", "--memory-gb", "2,2"], "--memory-gb 2,2: has 2 numbers, this run has 4 ranks; give one for all or one for each"),
+        (["-n", "4", "--memory-gb", "2,2"], f"--memory-gb 2,2: has 2 numbers, this run has 4 ranks; {ONE_OR_EACH}"),
         (["--memory-gb", "2,0"], "--memory-gb 2,0: must be greater than 0"),
         (["--memory-gb", "2,-1"], "--memory-gb 2,-1: must be greater than 0"),
         (["--memory-gb", "2,inf"], "--memory-gb 2,inf: must be a finite number"),
-        (["--memory-gb", "2,2", "--bandwidth-gb-s", "1,2,3"], "--bandwidth-gb-s 1,2,3: has 3 numbers, there are 2 ranks; give one for all or one for each"),
-        (["--memory-gb", "2,2", "--acceptance", "1.5"], "--acceptance 1.5: must be less than or equal to 1"),
-        (["--memory-gb", "2,2", "--context", "4096"], "--context 4096: is more than the target's 2048 positions"),
-        (["--memory-gb", "2,2", "--context", "0"], "--context 0: must be greater than or equal to 1"),
-        (["--memory-gb", "2,2", "--layer-split", "4,3"], "--layer-split 4,3: has 7 layers, the target has 8"),
-        (["--memory-gb", "2,2", "--layer-split", "4,2,1,1"], "--layer-split 4,2,1,1: has 4 stages, there are 2 ranks"),
-        (["--memory-gb", "2,2", "--fill", "3"], "--fill 3: must be between 1 and the number of stages, 2 at most"),
+        ([*TWO, "--bandwidth-gb-s", "1,2,3"], f"--bandwidth-gb-s 1,2,3: has 3 numbers, there are 2 {RANKS_GIVE}"),
+        ([*TWO, "--acceptance", "1.5"], "--acceptance 1.5: must be less than or equal to 1"),
+        ([*TWO, "--context", "4096"], "--context 4096: is more than the target's 2048 positions"),
+        ([*TWO, "--context", "0"], "--context 0: must be greater than or equal to 1"),
+        ([*TWO, "--layer-split", "4,3"], "--layer-split 4,3: has 7 layers, the target has 8"),
+        ([*TWO, "--layer-split", "4,2,1,1"], "--layer-split 4,2,1,1: has 4 stages, there are 2 ranks"),
+        ([*TWO, "--fill", "3"], "--fill 3: must be between 1 and the number of stages, 2 at most"),
         (["--memory-gb", "2", "-n", "12"], "-n 12: the target has 8 layers, too few for so many pipeline stages"),
-        (["--memory-gb", "2,2", "--gpu-memory-utilization", "0"], "--gpu-memory-utilization 0: must be greater than 0"),
-        (["--memory-gb", "2,2", "--memry", "1"], "--memry: no such option; did you mean --memory-gb?"),
-        (["--memory-gb", "2,2", "--top"], "--top: needs a value"),
-        (["--memory-gb", "2,2", "--json", "/no/such/folder/x"], "--json /no/such/folder/x: cannot be written: No such file or directory"),
+        ([*TWO, "--gpu-memory-utilization", "0"], "--gpu-memory-utilization 0: must be greater than 0"),
+        ([*TWO, "--memry", "1"], "--memry: no such option; did you mean --memory-gb?"),
+        ([*TWO, "--top"], "--top: needs a value"),
+        ([*TWO, "--json", "/no/such/x"], "--json /no/such/x: cannot be written: No such file or directory"),
         (["--profile", MIXED, "-n", "5"], f"-n 5: the profile {MIXED} describes 4 ranks"),
-        (["--profile", MIXED, "--bandwidth-gb-s", "9"], "--bandwidth-gb-s: the profile says how fast its ranks are; leave one of them out"),
+        (["--profile", MIXED, "--bandwidth-gb-s", "9"], f"--bandwidth-gb-s: {PROFILE_SAYS}"),
         (["--profile", "/no.yaml"], "--profile /no.yaml: no such file"),
     ],
 )  # fmt: skip

@@ -20,7 +20,7 @@ def whole(*ranks: int) -> tuple[Replica, ...]:
 
 
 EVEN = {"link": {"latency_us": 0, "bandwidth_gb_s": 1000}}
-SLOW_LINKS = {"link": {"latency_us": 300, "bandwidth_gb_s": 0.2}}
+SLOW_LINKS = {"link": {"latency_us": 2000, "bandwidth_gb_s": 0.2}}
 MIXED = {"ranks__speed": [1, 1, 0.5, 0.5, 1]}
 
 PLACEMENTS = [
@@ -38,7 +38,9 @@ PLACEMENTS = [
 
 @pytest.mark.parametrize("acceptance", [0.5, 0.7, 0.9])
 @pytest.mark.parametrize("machine", [EVEN, SLOW_LINKS, MIXED], ids=["even", "slow links", "mixed"])
-@pytest.mark.parametrize("placement", PLACEMENTS, ids=lambda p: f"{p.target} on {p.replicas} F{p.fill} p{p.verify_interval}")
+@pytest.mark.parametrize(
+    "placement", PLACEMENTS, ids=lambda p: f"{p.target} on {p.replicas} F{p.fill} p{p.verify_interval}"
+)
 def test_it_is_within_a_few_points_of_the_simulator(placement: Placement, machine: dict, acceptance: float) -> None:
     costs = ProfileCosts(profile(**machine), placement)
     simulated = expected_tokens_per_s(WINDOWS.schedule(placement, costs), costs, acceptance)
@@ -58,11 +60,11 @@ def test_plain_decoding_and_turns_too(machine: dict) -> None:
         assert TURNS.screened(turns, costs, 0.7) == pytest.approx(simulated, rel=0.03)
 
 
-@pytest.mark.parametrize("acceptance", [0.0, 1.0])
-def test_it_has_an_answer_at_the_ends(acceptance: float) -> None:
+def test_it_has_an_answer_at_the_ends() -> None:
+    """A rejection each time: one token a pass of the target. None at all: as fast as the draft, 5 ms a token."""
     costs = ProfileCosts(profile(), PLACEMENTS[1])
-    simulated = expected_tokens_per_s(WINDOWS.schedule(PLACEMENTS[1], costs), costs, acceptance)
-    assert WINDOWS.screened(PLACEMENTS[1], costs, acceptance) == pytest.approx(simulated, rel=0.05)
+    assert WINDOWS.screened(PLACEMENTS[1], costs, 0.0) == pytest.approx(1 / 0.040, rel=1e-3)
+    assert WINDOWS.screened(PLACEMENTS[1], costs, 1.0) == pytest.approx(1 / 0.005, rel=1e-3)
 
 
 def test_the_long_run_is_that_of_long_texts() -> None:
@@ -80,7 +82,8 @@ def test_passes_are_as_long_as_measured() -> None:
     costs = ProfileCosts(profile(draft__pass_ms=5.2), PLACEMENTS[0])
     assert exact_pass_ticks(PLACEMENTS[0], costs) == TICKS // 2
     alone = replace(PLACEMENTS[0], replicas=whole(4))
-    assert exact_pass_ticks(alone, ProfileCosts(profile(draft__pass_ms=5.2), alone)) == pytest.approx(0.52 * TICKS, rel=1e-6)
+    costs = ProfileCosts(profile(draft__pass_ms=5.2), alone)
+    assert exact_pass_ticks(alone, costs) == pytest.approx(0.52 * TICKS, abs=1)
 
 
 def test_a_window_ends_in_a_bonus_where_nothing_is_drafted_in_time() -> None:

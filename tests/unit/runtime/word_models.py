@@ -34,6 +34,11 @@ def word_tokenizer(
     )
 
 
+def numbered_tokenizer(num_words: int) -> PreTrainedTokenizerFast:
+    """With exactly so many entries, special ones included."""
+    return word_tokenizer((UNKNOWN, BOS, *(f"w{i}" for i in range(2, num_words))))
+
+
 def save_with_words(folder: Path, tokenizer: PreTrainedTokenizerFast | None = None, **changes: Any) -> Path:
     """A tiny Llama of 2 layers, vocabulary 20, with `tokenizer` if there is one."""
     small = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 16, "vocab_size": NUM_WORDS}

@@ -57,8 +57,13 @@ def test_the_launchers_socket_is_used_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     ("local_world_size", "host", "expected"),
-    [("2", "127.0.0.1", "127.0.0.1"), ("2", "localhost", "127.0.0.1"), ("1", "127.0.0.1", ""), ("1", "10.1.2.3", "10.1.2.3")],
-)  # fmt: skip
+    [
+        ("2", "127.0.0.1", "127.0.0.1"),
+        ("2", "localhost", "127.0.0.1"),
+        ("1", "127.0.0.1", ""),
+        ("1", "10.1.2.3", "10.1.2.3"),
+    ],
+)
 def test_rank_0_listens_where_the_others_call(
     local_world_size: str, host: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
