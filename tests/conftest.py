@@ -16,19 +16,22 @@ settings.register_profile("here", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
+_ONLY_WHEN_ASKED = {"real_weights": "downloads a model", "long": "takes many minutes"}
+
 _CASE_ID = re.compile(r"[A-Z]\d+")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuses malformed case marks; skips `gpu` tests without a CUDA device, `real_weights` tests unless asked for."""
+    """Refuses malformed case marks; skips `gpu` tests without a CUDA device, and what runs only when asked for."""
     for item in items:
         for mark in item.iter_markers("case"):
             if not mark.args or not all(_CASE_ID.fullmatch(str(arg)) for arg in mark.args):
                 raise pytest.UsageError(f'{item.nodeid}: a case mark names its row, as in case("E1")')
-    if "real_weights" not in config.getoption("-m"):
-        for item in items:
-            if item.get_closest_marker("real_weights"):
-                item.add_marker(pytest.mark.skip(reason="downloads a model: only with -m real_weights"))
+    for name, reason in _ONLY_WHEN_ASKED.items():
+        if name not in config.getoption("-m"):
+            for item in items:
+                if item.get_closest_marker(name):
+                    item.add_marker(pytest.mark.skip(reason=f"{reason}: only with -m {name}"))
     wanting_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if wanting_gpu and not _has_cuda():
         for item in wanting_gpu:

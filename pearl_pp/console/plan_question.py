@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-from pearl_pp.config import find_shape, read_profile, read_shape
+from pearl_pp.config import read_profile
 from pearl_pp.config.plan_options import PlanOptions
-from pearl_pp.config.shape_file import PREFIX
+from pearl_pp.console.plan_models import open_models, sizes_of
 from pearl_pp.errors import UserError
 from pearl_pp.planning import machine
 from pearl_pp.planning.machine import ModelSizes
-from pearl_pp.planning.memory import FIXED, GB, ModelBytes, count_bytes, shares_of
+from pearl_pp.planning.memory import FIXED, GB, ModelBytes, shares_of
 from pearl_pp.planning.question import Question, Wanted, bytes_of_profile
 from pearl_pp.simulation.profile import Link, ModelProfile, Profile, RanksProfile, TargetProfile
-from pearl_pp.stages.source import ModelSource, open_model
-from pearl_pp.stages.synthetic import open_synthetic
+from pearl_pp.stages.source import ModelSource
 
 ASSUMED_BANDWIDTH_GB_S = 936.0  # published: RTX 3090
 ASSUMED_LINK = Link(latency_us=30, bandwidth_gb_s=6)  # through the host's memory, half of PCIe 3.0 x16 or 4.0 x8
@@ -42,16 +38,17 @@ def ask(options: PlanOptions) -> Asked:
         raise UserError("--target", None, "say which model, or give --profile FILE.yaml")
     num_ranks = _num_ranks(options, profile)
     memory = _memory(options, profile, num_ranks)
-    sources = {name: _open(options, name) for name in ("--target", "--draft") if _path(options, name) is not None}
-    target, draft = (_sizes(sources.get(name), options, sources) for name in ("--target", "--draft"))
+    sources = open_models(options)
+    sizes = sizes_of(sources, options)
+    target, draft = sizes.get("--target"), sizes.get("--draft")
     if profile is None:
         assert target is not None
         machine_profile, notes = _assumed(options, num_ranks, target, draft)
     else:
         machine_profile, notes = _known(options, profile, target, draft)
     bytes_of = {}
-    for name, sizes, entry in (("target", target, machine_profile.target), ("draft", draft, machine_profile.draft)):
-        bytes_of[name] = sizes.sizes if sizes else bytes_of_profile(entry, machine_profile.target.vocab_size)
+    for name, model, entry in (("target", target, machine_profile.target), ("draft", draft, machine_profile.draft)):
+        bytes_of[name] = model.sizes if model else bytes_of_profile(entry, machine_profile.target.vocab_size)
     has_draft = draft is not None or profile is not None
     if has_draft:
         _check_smaller(options, bytes_of["draft"], bytes_of["target"])
@@ -102,79 +99,6 @@ def _memory(options: PlanOptions, profile: Profile | None, num_ranks: int) -> tu
     default = 1.0 if options.memory_gb is not None else DEFAULT_UTILIZATION
     share = default if options.gpu_memory_utilization is None else options.gpu_memory_utilization
     return tuple(share * number for number in each)
-
-
-# -- models
-
-
-def _path(options: PlanOptions, name: str) -> str | None:
-    return options.target if name == "--target" else options.draft
-
-
-def _open(options: PlanOptions, name: str) -> ModelSource:
-    """A folder with a config.json, that file itself, or one model of a synthetic pair."""
-    path = _path(options, name) or ""
-    if path.startswith(PREFIX):
-        file = find_shape(path, name)
-        return open_synthetic(read_shape(file, name), file, name, is_draft=name == "--draft")
-    folder = Path(path).parent if Path(path).name == "config.json" else Path(path)
-    _require_sizes(folder, path, name)
-    return open_model(folder, name, options.trust_remote_code)
-
-
-# A config class fills in what a file leaves out: a plan for a model of another size would be the result. In any of
-# these spellings a family says how large it is.
-_SIZES = {
-    "the number of layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-    "the hidden size": ("hidden_size", "n_embd", "d_model", "dim"),
-    "the vocabulary's size": ("vocab_size", "padded_vocab_size"),
-    "the number of attention heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
-}
-
-
-def _require_sizes(folder: Path, path: str, option: str) -> None:
-    file = folder / "config.json"
-    if not file.is_file():
-        return  # open_model says so
-    try:
-        content: Any = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise UserError(option, path, f"its config.json cannot be read: {str(error).splitlines()[0]}") from None
-    if not isinstance(content, dict):
-        raise UserError(option, path, "its config.json holds no names and values")
-    text = content.get("text_config")
-    keys = {**content, **(text if isinstance(text, dict) else {})}
-    for what, names in _SIZES.items():
-        if not any(name in keys for name in names):
-            raise UserError(option, path, f"its config.json does not say {what} ({names[0]})")
-
-
-def _sizes(source: ModelSource | None, options: PlanOptions, sources: dict[str, ModelSource]) -> ModelSizes | None:
-    if source is None:
-        return None
-    import torch  # after what a mistake can stop
-
-    dtype = getattr(torch, options.dtype, None) or next(iter(sources.values())).dtype
-    read = _numbers_read(source)
-    return ModelSizes(
-        count_bytes(source, dtype), source.hidden_size, source.vocab_size, read * dtype.itemsize, 2.0 * read
-    )
-
-
-def _numbers_read(source: ModelSource) -> float:
-    """Weights that a pass over one token reads: of a mixture of experts the ones it is sent to; no embedding, which
-    is looked up, unless it is the head as well.
-    """
-    config = source.config
-    num_experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1
-    share = (getattr(config, "num_experts_per_tok", None) or num_experts) / num_experts
-    embedding = source.meta_model.get_input_embeddings()
-    looked_up = 0 if source.tied else sum(weight.numel() for weight in embedding.parameters())
-    numbers = (
-        weight.numel() * (share if "experts" in name.split(".") else 1.0)
-        for name, weight in source.meta_model.named_parameters()
-    )
-    return sum(numbers) - looked_up
 
 
 def _check_smaller(options: PlanOptions, draft: ModelBytes, target: ModelBytes) -> None:

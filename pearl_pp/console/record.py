@@ -107,9 +107,6 @@ class JsonRecord:
 
 _BLOCK_BYTES = 2**16
 
-# One list for all: a run may have many thousand requests.
-_NOTHING: list[Any] = []
-
 _HEAD = '{\n"requests": ['
 
 
@@ -122,10 +119,8 @@ def _totals(metrics: list[dict[str, Any]]) -> dict[str, Any]:
 def _numbers_alone(output: RequestOutput) -> RequestOutput:
     """`output` without its texts and lists, and of its metrics what the table at the end shows."""
     numbers = {name: output.metrics[name] for _, name, _ in COLUMNS if name in output.metrics}
-    nothing: list[Any] = _NOTHING
-    kept = RequestOutput("", nothing, nothing, "", output.finish_reason, error=output.error, metrics=numbers)
-    kept.notes = nothing
-    return kept
+    none: list[Any] = []
+    return RequestOutput("", none, none, "", output.finish_reason, output.error, numbers, notes=none)
 
 
 def _copy(source: io.FileIO, to: IO[bytes], num_bytes: int) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pearl_pp.config import read_profile
+import torch
+
+from pearl_pp.config import RunConfig, read_profile
+from pearl_pp.planning.choice import choose
 from pearl_pp.planning.coverage import tokens_per_window
+from pearl_pp.planning.partition import split_layers
+from pearl_pp.planning.question import Wanted
+from pearl_pp.runtime.loading import open_pair
 from pearl_pp.schedule.placement import Replica, Shard
 from pearl_pp.simulation.profile import Profile
 
@@ -105,6 +111,44 @@ def profile_rows() -> list[Row]:
     return rows
 
 
+def planned_rows() -> list[Row]:
+    """The planner's first choice beside the named placements, on even cards, mixed ones and two machines.
+
+    The named ones cut the target evenly, whether that fits the cards or not.
+    """
+    named: dict[str, dict[str, Any]] = {
+        "hop": {"placement": "hop"},
+        "pipelined": {"placement": "pipelined"},
+        "p 2": {"placement": "pipelined", "fill": 1, "verify_interval": 2},
+        "single F 4 p 1": {"placement": "single", "fill": 4, "verify_interval": 1},
+        "draft alone p 1": {"placement": "dedicated", "verify_interval": 1},
+        "sd gamma 3": {"strategy": "sd", "gamma": 3},
+        "sd gamma 5": {"strategy": "sd", "gamma": 5},
+        "ar": {"strategy": "ar"},
+    }
+    rows = []
+    for name, bound in (("even_c8", 0.0), ("mixed_2x24gb_2x12gb_14b", 120.0), ("two_machines_10gbe_32b", 0.0)):
+        profile = read_profile(str(profile_path(name)))
+        options, content = planned(str(profile_path(name)), 4)
+        even = content | {"target": list(split_layers(profile.target.num_layers, len(content["target"])))}
+        reference = f"{name} planned, but layers even"
+        rows.append(Row(reference, 4, name, profile.acceptance, options, placement_file=even))
+        rows.append(Row(f"{name} planned", 4, name, profile.acceptance, options, reference, bound, 0, False, content))
+        rows += [Row(f"{name} {label}", 4, name, profile.acceptance, given) for label, given in named.items()]
+    return rows
+
+
+def planned(path: str, num_ranks: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The planner's first choice for a profile: options of a run, and what its placement file holds."""
+    config = RunConfig(emulate=path)
+    question = open_pair(config, num_ranks, torch.device("cpu")).question(config, num_ranks)
+    assert question is not None, "a profile says what is asked for"
+    free = replace(question.wanted, strategies=Wanted().strategies)
+    first = choose(replace(question, wanted=free)).first
+    content = first.placement.record()
+    return {"strategy": first.strategy}, {key: value for key, value in content.items() if key != "name"}
+
+
 def sharded_pair(profile: Profile, num_ranks: int) -> dict[str, Any]:
     """A placement file: two replicas, each cut over half of the ranks, so that they keep the draft busiest."""
     cut = profile.draft.num_layers // 2
@@ -161,4 +205,9 @@ class Table(NamedTuple):
     first_token: bool = False
 
 
-TABLES = {"must": Table(must_rows), "profiles": Table(profile_rows), "prefill": Table(prefill_rows, first_token=True)}
+TABLES = {
+    "must": Table(must_rows),
+    "profiles": Table(profile_rows),
+    "planned": Table(planned_rows),
+    "prefill": Table(prefill_rows, first_token=True),
+}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pearl_pp.planning.window_shape import WindowShape, window_shape
 from pearl_pp.schedule.instructions import Kind
@@ -29,7 +30,8 @@ class Durations:
         stages: of each stage's pass. hops: of hidden states to the next stage.
         shards: of each replica's shards, their ranks and passes over one token.
         verdicts: until each rank knows a verdict.
-        token: until another rank knows a drafted token.
+        token: until another rank knows a drafted token. fed: until the first stage does; 0 where it is drafted there.
+        shard_hop: of hidden states from one shard to the next.
     """
 
     stages: tuple[float, ...]
@@ -37,6 +39,8 @@ class Durations:
     shards: tuple[tuple[tuple[int, float], ...], ...]
     verdicts: tuple[float, ...]
     token: float
+    fed: float
+    shard_hop: float
 
     @property
     def chunk(self) -> float:
@@ -52,6 +56,7 @@ def durations_of(placement: Placement, costs: CostModel, num_tokens: int) -> Dur
     """Times of chunks of `num_tokens` positions."""
     ranks, last = range(placement.world_size), placement.num_stages - 1
     drafting = {replica[-1].rank for replica in placement.replicas}
+    shards = [(a.rank, b.rank) for replica in placement.replicas for a, b in pairwise(replica)]
     told = [(src, dst) for src in drafting for dst in {0, last} | drafting if src != dst]
     return Durations(
         tuple(costs.target(rank, num_tokens) for rank in range(placement.num_stages)),
@@ -62,6 +67,8 @@ def durations_of(placement: Placement, costs: CostModel, num_tokens: int) -> Dur
         ),
         tuple(0.0 if rank == last else costs.message(None, last, rank, num_tokens, 0) for rank in ranks),
         max((costs.message(Kind.TOKENS, src, dst, 1, 0) for src, dst in told), default=0.0),
+        max((costs.message(Kind.TOKENS, src, 0, 1, 0) for src in drafting if src != 0), default=0.0),
+        max((costs.message(Kind.DRAFT_ACTIVATION, a, b, 1, 0) for a, b in shards), default=0.0),
     )
 
 
@@ -73,7 +80,7 @@ def plain_tokens_per_s(durations: Durations) -> float:
 def turns_tokens_per_s(durations: Durations, gamma: int, acceptance: float) -> float:
     """`sd`: gamma tokens are drafted, then judged; the accepted ones and one more come out of a round."""
     tokens = sum(acceptance**i for i in range(gamma + 1))
-    return tokens / (gamma * durations.slowest_replica + durations.token + durations.chunk)
+    return tokens / (gamma * durations.slowest_replica + durations.fed + durations.chunk)
 
 
 def window_tokens_per_s(schedule: Schedule, durations: Durations, acceptance: float) -> float:
@@ -103,7 +110,7 @@ def judged_at(shape: WindowShape, durations: Durations) -> list[float]:
     num_stages, last = len(durations.stages), len(durations.stages) - 1
     clocks = [0.0] * len(durations.verdicts)
     drafted = [0.0]  # when each token was drafted; the last committed one is there
-    part_done = 0.0
+    part_done, part_rank = 0.0, -1
     ready = [0.0] * len(shape.entries)
     times: list[float] = []
     drafts = sorted(shape.drafts, key=lambda part: part.slot)  # a slot's parts keep their order
@@ -120,7 +127,10 @@ def judged_at(shape: WindowShape, durations: Durations) -> list[float]:
         while next_draft < len(drafts) and drafts[next_draft].slot <= slot:
             _, replica, shard, _ = drafts[next_draft]
             rank, seconds = durations.shards[replica][shard]
+            if part_rank not in (rank, -1):
+                part_done += durations.shard_hop if shard else durations.token
             clocks[rank] = part_done = max(clocks[rank], part_done) + seconds
+            part_rank = rank
             if shard == len(durations.shards[replica]) - 1:
                 drafted.append(part_done)
             next_draft += 1

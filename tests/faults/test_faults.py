@@ -155,7 +155,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[Callable[[str], None]]:
         Path(path).write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("what", EXPECTED)

@@ -100,7 +100,7 @@ def soak(
 
 @pytest.mark.parametrize(
     ("num_warm_up", "num_requests"),
-    [(60, 150), pytest.param(200, 2000, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])],
+    [(60, 150), pytest.param(200, 2000, marks=[pytest.mark.long, pytest.mark.timeout(1500)])],
 )
 def test_memory_stays_flat_and_speed_does_not_drift(
     num_warm_up: int,
@@ -163,7 +163,7 @@ def with_delays(
         engine.close()
 
 
-@pytest.mark.parametrize("num_requests", [12, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("num_requests", [12, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
 @pytest.mark.parametrize("verify_interval", [1, 2, 3, 4])
 def test_random_delays_on_every_rank_change_no_answer(
     verify_interval: int,

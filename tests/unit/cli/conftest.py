@@ -43,9 +43,7 @@ class FakeEngine:
     seen: list[Prompt] = field(default_factory=list)
     closed: bool = False
     versions: dict[str, str] = field(default_factory=lambda: {"torch": "2"})
-    plan: Any = field(
-        default_factory=lambda: SimpleNamespace(decision_lines=[], record=lambda: {"target": [1, 1]})
-    )
+    plan: Any = field(default_factory=lambda: SimpleNamespace(decision_lines=[], record=lambda: {"target": [1, 1]}))
 
     def iterate(
         self, prompts: Sequence[Prompt], on_text: Callable[[int, str], None] | None = None
