@@ -276,3 +276,13 @@ def test_without_a_replica_in_use_the_target_decodes_alone() -> None:
     ]
     alone = [list(plan.instructions) for plan, _ in play(SlotGenerator(plain(4), 5, 30, 30), lambda verify: 0)]
     assert slots == alone
+
+
+def test_windows_are_remembered_while_a_replica_left_out_falls_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    remembered = generator_module._WindowCache()
+    monkeypatch.setattr(generator_module, "_WINDOWS", remembered)
+    replicas = tuple((Shard(rank, 0, 1),) for rank in (3, 0))
+    schedule = replace(speculative(Placement("", (1,) * 4, replicas, 1, 4, 4, "catchup"), 4), active=(0,))
+    for _ in play(SlotGenerator(schedule, 5, 405, 405), lambda verify: verify.num_drafted // 2):
+        pass
+    assert len(remembered._windows) < 60, "the last 48 positions, and few others"
