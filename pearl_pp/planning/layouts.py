@@ -150,9 +150,9 @@ _Solver = Callable[[Sequence[Layer], Sequence[Card], Collection[int]], tuple[int
 
 def _shrunk(question: Question, layout: Layout, solve: _Solver, reference: Fit) -> Fit | None:
     """The best split by `solve`. What a rank holds beside layers depends a little on the layers (work space): it is
-    taken from the split before, and a rank that comes out too full gets less room.
+    taken to grow evenly from the reference on, and a rank that comes out too full gets less room.
     """
-    layers = _layers(question)
+    layers = _layers(question, reference)
     rooms = _rooms(question, reference)
     for _ in range(_ROUNDS):
         split = solve(layers, _cards(question, rooms), layout.ranks)
@@ -166,13 +166,13 @@ def _shrunk(question: Question, layout: Layout, solve: _Solver, reference: Fit) 
 
 
 def _closest(question: Question, layout: Layout, reference: Fit) -> Fit:
-    split = least_shortage(_layers(question), _cards(question, _rooms(question, reference)))
+    split = least_shortage(_layers(question, reference), _cards(question, _rooms(question, reference)))
     return reference if split is None else fit_of(question, layout, split)
 
 
 def _rooms(question: Question, reference: Fit) -> list[float]:
     """Bytes left for layers and their KV entries on each rank that has a stage."""
-    placement, layers = reference.layout.with_split(reference.split), _layers(question)
+    placement, layers = reference.layout.with_split(reference.split), _layers(question, reference)
     rooms = []
     for rank in range(placement.num_stages):
         start, end = placement.stage_range(rank) or (0, 0)
@@ -186,7 +186,19 @@ def _cards(question: Question, rooms: Iterable[float]) -> list[Card]:
     return [Card(room, speeds[rank]) for rank, room in enumerate(rooms)]
 
 
-def _layers(question: Question) -> list[Layer]:
+def _layers(question: Question, reference: Fit) -> list[Layer]:
     seconds = question.profile.target.pass_s(1, question.profile.prefill_tokens_per_s) / question.num_layers
-    kv = question.target.kv_of(0, 1, question.max_len)
+    kv = question.target.kv_of(0, 1, question.max_len) + _growth(question, reference)
     return [Layer(weights + kv, seconds) for weights in question.target.layers]
+
+
+def _growth(question: Question, reference: Fit) -> int:
+    """Work space that a further layer brings along: a cache that grows is copied whole."""
+    split = list(reference.split)
+    giver = max(range(len(split)), key=split.__getitem__)
+    taker = next((rank for rank in range(len(split)) if rank != giver), giver)
+    if split[giver] < 2 or taker == giver:
+        return 0
+    split[giver], split[taker] = split[giver] - 1, split[taker] + 1
+    moved = fit_of(question, reference.layout, tuple(split))
+    return max(0, moved.memory[taker].work_space - reference.memory[taker].work_space)

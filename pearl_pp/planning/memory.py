@@ -37,16 +37,12 @@ class FixedBytes:
         context: what the driver, the libraries and Python keep.
         communicator: buffers of one NCCL communicator; 0 where messages go through host memory.
         reserve: the allocator's roundings and gaps.
-        keeps_freed: whether what a pass has freed stays with the allocator where a growing KV cache cannot use it:
-            malloc keeps the blocks of activations, and maps those of a cache anew. (What it loses in gaps between
-            them comes to about as much as such a cache: with every block mapped, a pass takes what is counted.)
         keeps_sent: whether the hidden states of a prompt's pieces stay until later messages push them out (gloo).
     """
 
     context: int = 0
     communicator: int = 0
     reserve: int = 0
-    keeps_freed: bool = False
     keeps_sent: bool = False
 
 
@@ -56,7 +52,7 @@ _NUM_COMMUNICATORS = 3
 FIXED: dict[str, FixedBytes] = {
     # Measured on ranks of the synthetic CPU-sized pair: 3.5 to 5 MB for the modules' Python objects, and for what MKL
     # keeps of the matrices that it packs.
-    "cpu": FixedBytes(context=4 * MIB, keeps_freed=True, keeps_sent=True),
+    "cpu": FixedBytes(context=4 * MIB, keeps_sent=True),
     # Assumed, not measured: a CUDA context with cuBLAS's work space is 0.4 to 0.6 GB on recent cards; NCCL takes
     # 4 MiB (NCCL_BUFFSIZE) for each of a few channels and peers; the allocator cuts its memory in blocks of 2 and
     # 20 MiB, some of which are never full.
@@ -199,9 +195,8 @@ def _work_space(parts: Sequence[_Part], kv: int, max_len: int, fixed: FixedBytes
     if fixed.keeps_sent:
         passes += sum(max_len * part.model.hidden_row for part in parts if part.end < len(part.model.layers))
     growth = max((part.grown_kv(max_len) for part in parts), default=0)
-    running = passes + growth if fixed.keeps_freed else max(passes, growth)
     loading = max((part.model.loading for part in parts), default=0)
-    return max(running + sum(part.tables(max_len) for part in parts), loading - kv)
+    return max(max(passes, growth) + sum(part.tables(max_len) for part in parts), loading - kv)
 
 
 @dataclass(frozen=True)

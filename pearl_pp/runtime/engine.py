@@ -18,6 +18,7 @@ from pearl_pp.errors import UserError
 from pearl_pp.messages import Verdict
 from pearl_pp.runtime import intake
 from pearl_pp.runtime.fitting import fit_placement
+from pearl_pp.runtime.host_memory import give_back_large_blocks
 from pearl_pp.runtime.loading import OnProgress, agree, gather_notes, load_rank, open_pair, settle_dtype
 from pearl_pp.runtime.machine import package_versions
 from pearl_pp.runtime.memory_meter import Meter
@@ -94,6 +95,8 @@ class PearlPP:
         self.plan = Plan(pair, str(self._transport.device), schedule, planned, (), dtype_reason, self.config.adapts)
         if self.rank == 0 and on_plan is not None:
             on_plan(self.plan.layout_lines)
+        if self._transport.device.type == "cpu":
+            give_back_large_blocks()
         self._memory = Meter(self._transport.device)
         module = load_rank(pair, self._transport, on_progress, self._memory.loading)
         self._transport.barrier(timeout_s=_LOADING_S)

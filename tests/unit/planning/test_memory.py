@@ -159,14 +159,6 @@ class TestWorkSpace:
             (planned,) = planned_bytes(placement((LAYERS,)), bare, None, max_len, NO_FIXED)
             assert planned.work_space == LAYERS * 2 * old
 
-    def test_it_cannot_use_what_a_pass_has_freed_where_malloc_keeps_that(self) -> None:
-        busy = ModelBytes(MODEL.layers, MODEL.ends, 2, of_pass=PassBytes(row=100))
-        sizes = [
-            planned_bytes(placement((LAYERS,)), busy, None, 512, fixed, piece=50)[0].work_space
-            for fixed in (NO_FIXED, FixedBytes(keeps_freed=True))
-        ]
-        assert sizes == [LAYERS * 2 * 256, LAYERS * 2 * 256 + 50 * 100]
-
     def test_sent_hidden_states_stay_where_gloo_keeps_them(self) -> None:
         bare = ModelBytes(MODEL.layers, MODEL.ends, 2, hidden_row=8)
         planned = planned_bytes(placement((6, 6)), bare, None, 100, FixedBytes(keeps_sent=True))
