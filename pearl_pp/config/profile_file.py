@@ -27,9 +27,9 @@ def _fault(error: ValidationError) -> str:
     """The key and the reason of the first fault; a misspelt key before the key that is missing for it."""
     faults = error.errors(include_url=False)
     # `link` is one entry or a matrix: what it is not is no fault where it is faulty as the other.
-    faults = [fault for fault in faults if not _is_branch(fault["loc"][-1:])] or faults
+    faults = [fault for fault in faults if not _is_branch(fault["loc"])] or faults
     fault = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
-    loc = tuple(part for part in fault["loc"] if not _is_branch((part,)))
+    loc = tuple(part for end, part in enumerate(fault["loc"], 1) if not _is_branch(fault["loc"][:end]))
     key = _key(loc)
     if fault["type"] == "extra_forbidden":
         known = Profile.model_fields if len(loc) == 1 else _ENTRIES[str(loc[0])].model_fields
@@ -42,9 +42,12 @@ def _fault(error: ValidationError) -> str:
     return f"{key} {one_line(fault['input'])}: {reason}"
 
 
+_WITH_ALTERNATIVES = ("link", "pass_ms")
+
+
 def _is_branch(loc: tuple[int | str, ...]) -> bool:
     """Whether the last part is an alternative that pydantic tried, and no part of the file."""
-    return any(isinstance(part, str) and (part == Link.__name__ or "[" in part) for part in loc[-1:])
+    return len(loc) > 1 and loc[-2] in _WITH_ALTERNATIVES and isinstance(loc[-1], str)
 
 
 def _key(loc: tuple[int | str, ...]) -> str:

@@ -85,3 +85,12 @@ def test_a_matrix_gives_each_pair_its_own_link(tmp_path: Path) -> None:
 def test_no_such_file() -> None:
     with pytest.raises(UserError, match=r"^--emulate nowhere.yaml: no such file$"):
         read_profile("nowhere.yaml")
+
+
+def test_a_key_that_looks_like_a_type_is_named(tmp_path: Path) -> None:
+    content = yaml.safe_load(Path("configs/profiles/even_c8.yaml").read_text())
+    path = tmp_path / "odd.yaml"
+    for changed in (content | {"[": 1}, content | {"target": content["target"] | {"[": 1}}):
+        path.write_text(yaml.safe_dump(changed))
+        with pytest.raises(UserError, match=r"\[: no such key"):
+            read_profile(str(path))

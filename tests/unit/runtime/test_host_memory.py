@@ -12,7 +12,7 @@ import pytest
 MB = 2**20
 ROOT = Path(__file__).resolve().parents[3]
 
-# In a process of its own: the setting stays. A large block that was freed makes glibc serve the next ones from its heap.
+# In a process of its own: the setting stays. Once a large block was freed, glibc serves the next ones from its heap.
 SCRIPT = """
 import json, sys, torch
 from pearl_pp.runtime.host_memory import give_back_large_blocks
