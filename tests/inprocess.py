@@ -115,3 +115,15 @@ class Cluster:
         reasons = {checker.reason for checker in checkers}
         assert len(reasons) == 1, "ranks differ in why the text ended"
         return Outcome(streams[0], list(results), metrics, checkers[0].text(), reasons.pop(), handoff)
+
+
+def check_caches(rank: int, module: RankModule, generator: SlotGenerator, verdict: Verdict) -> None:
+    """**inv**: after a restart each cache has the length that the state machine says."""
+    if verdict.stop or not verdict.restarts:
+        return
+    kept = generator.state.committed - 1
+    if module.target is not None:
+        assert module.target.cache.length == kept
+    for index, shard in module.shards.items():
+        number = [s.rank for s in generator.schedule.replicas[index]].index(rank)
+        assert shard.cache.length == generator.kv_lengths[index][number]

@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pearl_pp.config.reading import nearest
 from pearl_pp.console import leaving
+from pearl_pp.console.arguments import parse_arguments
 from pearl_pp.console.record import require_writable, write_atomically
 from pearl_pp.errors import UserError
 
@@ -42,12 +42,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--json", metavar="FILE", help="write what was found here")
     parser.add_argument("--local-rank", help=argparse.SUPPRESS)  # older launchers add it
-    try:
-        options, unknown = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise UserError(error.argument_name or "doctor", None, error.message) from None
-    if unknown:
-        raise UserError(unknown[0], None, f"no such option{nearest(unknown[0], OPTIONS)}")
+    options = parse_arguments(parser, arguments, OPTIONS, "doctor")
     if not 0 < options.timeout <= _LONGEST_S:
         raise UserError("--timeout", f"{options.timeout:g}", f"must be more than 0 and at most {_LONGEST_S:g}")
     return options

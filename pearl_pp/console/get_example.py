@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pearl_pp.builtin import smollm2
-from pearl_pp.config.reading import nearest
+from pearl_pp.console.arguments import parse_arguments
 from pearl_pp.errors import UserError
 
 OPTIONS = ("--out", "--draft-layers")
@@ -46,13 +46,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         default=DRAFT_LAYERS,
         help=f"the draft is the target's first F and last L layers (default: {DRAFT_LAYERS})",
     )
-    try:
-        options, unknown = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise UserError(error.argument_name or "get-example", None, error.message) from None
-    if unknown:
-        raise UserError(unknown[0], None, f"no such option{nearest(unknown[0], OPTIONS)}")
-    return options
+    return parse_arguments(parser, arguments, OPTIONS, "get-example")
 
 
 def _two_numbers(value: str) -> tuple[int, int]:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pearl_pp.config import find_shape, read_shape
-from pearl_pp.config.reading import nearest
 from pearl_pp.config.shape_file import PREFIX, write_eps
+from pearl_pp.console.arguments import parse_arguments
 from pearl_pp.errors import UserError
 
 OPTIONS = ("--shape", "--agreement", "--out", "--device")
@@ -50,12 +50,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--agreement", type=float, default=0.75, metavar="X", help="share of tokens (default: 0.75)")
     parser.add_argument("--out", metavar="FILE.yaml", help="where to write the shape with its eps (default: its file)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
-    try:
-        options, unknown = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise UserError(error.argument_name or "make-pair", None, error.message) from None
-    if unknown:
-        raise UserError(unknown[0], None, f"no such option{nearest(unknown[0], OPTIONS)}")
+    options = parse_arguments(parser, arguments, OPTIONS, "make-pair")
     if options.shape is None:
         raise UserError("--shape", None, "say which, as in pearl-pp make-pair --shape cpu_small")
     if not 0 < options.agreement <= 1:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from pearl_pp.planning.prediction import exact_pass_ticks
+from pearl_pp.planning.prediction import exact_pass_ticks, replica_seconds, stage_seconds
 from pearl_pp.schedule.placement import Placement
 from pearl_pp.schedule.schedule import TICKS, Schedule
 from pearl_pp.simulation.simulator import CostModel
@@ -57,7 +57,7 @@ def describe(schedule: Schedule) -> str:
     """A mode in a few words, with gamma as far as it is fixed by the schedule."""
     if not schedule.drafts:
         return "plain decoding"
-    if schedule.first_window and schedule.draft_limit is not None:
+    if family_of(schedule) is Family.TURNS:
         return f"sd, gamma {schedule.draft_limit}"
     return f"F = {schedule.fill}, p = {schedule.verify_interval}, gamma {tokens_per_interval(schedule):g}"
 
@@ -111,7 +111,7 @@ def modes(base: Schedule, placement: Placement, costs: CostModel, limits: Limits
 
 
 def _rounds(placement: Placement, costs: CostModel) -> Iterable[int]:
-    ratio = _target_pass(placement, costs) / _draft_pass(placement, costs)
+    ratio = sum(stage_seconds(placement, costs)) / replica_seconds(placement, costs)[0]
     return (gamma for gamma in _ROUNDS if gamma <= max(4.0, 2 * ratio))
 
 
@@ -148,11 +148,3 @@ def _paced(pattern: Schedule, placement: Placement, costs: CostModel, gamma: int
     longer = TICKS // max(1, TICKS // exact) if exact < TICKS else -(-exact // TICKS) * TICKS
     if longer > exact:
         yield pattern.with_pass_ticks(longer)
-
-
-def _target_pass(placement: Placement, costs: CostModel) -> float:
-    return sum(costs.target(rank, 1) for rank in range(placement.num_stages))
-
-
-def _draft_pass(placement: Placement, costs: CostModel) -> float:
-    return sum(costs.draft(shard.rank, 0, number, 1) for number, shard in enumerate(placement.replicas[0]))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from pearl_pp.schedule.placement import Placement
-from pearl_pp.schedule.schedule import TICKS, Schedule
+from pearl_pp.schedule.schedule import TICKS, Schedule, fitted_pass_ticks
 from pearl_pp.simulation.expectation import simulated_cycle
 from pearl_pp.simulation.simulator import CostModel, Simulator
 from pearl_pp.simulation.timeline import Timeline
@@ -14,29 +14,6 @@ from pearl_pp.simulation.verdicts import independent
 
 PROMPT_LEN = 64
 NUM_TOKENS = 200
-
-
-def simulated_tokens_per_s(
-    schedule: Schedule,
-    costs: CostModel,
-    acceptance: float,
-    *,
-    prompt_len: int = PROMPT_LEN,
-    num_tokens: int = NUM_TOKENS,
-    seed: int = 0,
-) -> float:
-    """(tokens - 1) / time after the first of one simulated request.
-
-    Which positions are wrong follows from seed and position alone: schedules are compared on the same random numbers,
-    so that their order is far more certain than their speeds.
-
-    Args:
-        costs: in seconds, for the placement that `schedule` was made from.
-        acceptance: probability that a drafted token is the target's.
-        num_tokens: at least 2.
-    """
-    timeline = simulated_request(schedule, costs, acceptance, prompt_len=prompt_len, num_tokens=num_tokens, seed=seed)
-    return timeline.decode_tokens_per_s or math.inf
 
 
 def simulated_request(
@@ -48,7 +25,16 @@ def simulated_request(
     num_tokens: int = NUM_TOKENS,
     seed: int = 0,
 ) -> Timeline:
-    """The request that `simulated_tokens_per_s` measures, with all its passes."""
+    """One simulated request.
+
+    Which positions are wrong follows from seed and position alone: schedules are compared on the same random numbers,
+    so that their order is far more certain than their speeds.
+
+    Args:
+        costs: in seconds, for the placement that `schedule` was made from.
+        acceptance: probability that a drafted token is the target's.
+        num_tokens: at least 2.
+    """
     simulator = Simulator(schedule, costs, independent(acceptance, seed))
     return simulator.run(prompt_len, prompt_len + num_tokens)
 
@@ -75,16 +61,7 @@ def _shard_seconds(placement: Placement, costs: CostModel, replica: int) -> Iter
         yield costs.draft(shard.rank, replica, number, 1)
 
 
-# As in a measurement: half a slot that came out as 0.51 is taken for half a slot, or half of each slot would be lost.
-_TOLERANCE = 1.05
-
-
 def exact_pass_ticks(placement: Placement, costs: CostModel) -> int:
     """Length of a draft pass, t N / T slots, as `--gamma auto` measures it; the slowest replica sets t."""
     slots = max(replica_seconds(placement, costs)) * placement.num_stages / sum(stage_seconds(placement, costs))
-    ticks = max(1, math.floor(slots * TICKS))
-    shares_ranks = any(s.rank < placement.num_stages for replica in placement.replicas for s in replica)
-    if not shares_ranks:
-        return ticks
-    fit = TICKS // round(TICKS / ticks) if ticks < TICKS else TICKS * round(ticks / TICKS)
-    return fit if fit < ticks <= fit * _TOLERANCE else ticks
+    return fitted_pass_ticks(max(1, math.floor(slots * TICKS)), placement.replicas, placement.num_stages)

@@ -17,13 +17,12 @@ from pearl_pp.decoding.verification import VerificationRule, make_rule
 from pearl_pp.errors import UserError
 from pearl_pp.planning.memory import FIXED, GB, ModelBytes, RankBytes, shares_of
 from pearl_pp.planning.presets import resolve_placement
-from pearl_pp.planning.question import Question, Wanted
+from pearl_pp.planning.question import Question, Wanted, bytes_of_profile
 from pearl_pp.runtime.pair import BuildStage, ModelPair, OnBytes, Source
 from pearl_pp.runtime.vocabulary import Vocabulary, load_tokenizer
 from pearl_pp.simulation.costs import ProfileCosts
 from pearl_pp.simulation.profile import ModelProfile, Profile
 from pearl_pp.simulation.simulator import CostModel
-from pearl_pp.stages.pass_bytes import PassBytes
 from pearl_pp.stages.rank_module import RankModule
 from pearl_pp.stages.sleeping import Sleeper, SleepingSource, SleepingStage
 from pearl_pp.stages.source import open_model
@@ -33,9 +32,6 @@ from pearl_pp.transport.delayed import DelayedTransport
 DEFAULT_MAX_LEN = 32_768
 DEFAULT_SEED = 0
 _FILLER = "."
-# Hidden states' worth of activations alive at once in a layer: three of the MLP's width, which is about 3.5 times the
-# hidden size in models of today, and two beside them. A profile does not say.
-_ACTIVATIONS = 12
 
 
 @dataclass(frozen=True)
@@ -59,18 +55,7 @@ class EmulatedPair(ModelPair):
         return [f"{self.profile.name}: passes sleep for the profile's time, acceptance {self.profile.acceptance:g}"]
 
     def model_bytes(self, source: Source) -> ModelBytes:
-        model = self._profile_of(source)
-        weights = int((model.weights_gb or 0.0) * GB / model.num_layers)
-        # The profile's weights are those of the ends too; they count with the layers.
-        no_ends = {(is_first, is_last): 0 for is_first in (False, True) for is_last in (False, True)}
-        return ModelBytes(
-            (weights,) * model.num_layers,
-            no_ends,
-            model.kv_bytes_per_layer,
-            hidden_row=model.activation_bytes,
-            vocab_size=self.vocabulary.size,
-            of_pass=PassBytes(row=_ACTIVATIONS * model.activation_bytes),
-        )
+        return bytes_of_profile(self._profile_of(source), self.vocabulary.size)
 
     def planned_bytes(self, device_type: str = "cuda", prefill_piece: int | str = "auto") -> list[RankBytes]:
         """What each of the profile's cards would hold, wherever this process runs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pearl_pp.schedule.placement import Replica
-from pearl_pp.schedule.schedule import TICKS
+from pearl_pp.schedule.schedule import TICKS, fitted_pass_ticks
 
 
 def measured_pass_ticks(
@@ -25,18 +25,7 @@ def measured_pass_ticks(
     if not measured:
         return 0
     ticks = max(1, max(measured) * num_stages * TICKS // sum(target_times))
-    shares_ranks = any(shard.rank < num_stages for replica in replicas for shard in replica)
-    return _fitted(ticks) if shares_ranks else ticks
-
-
-# A pass measured this much too long is taken to fit: half a slot measured as 0.51 would leave half of each slot idle.
-_TOLERANCE = 1.05
-
-
-def _fitted(ticks: int) -> int:
-    """A pass a little longer than 1/k of a slot, or than k slots, is taken for as long."""
-    fit = TICKS // round(TICKS / ticks) if ticks < TICKS else TICKS * round(ticks / TICKS)
-    return fit if fit < ticks <= fit * _TOLERANCE else ticks
+    return fitted_pass_ticks(ticks, tuple(replicas), num_stages)
 
 
 _PIECES_PER_STAGE = 3

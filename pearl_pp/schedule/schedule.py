@@ -111,6 +111,20 @@ class Schedule:
         )
 
 
+# A pass that comes out this much too long is taken to fit: half a slot measured as 0.51 would leave half of each idle.
+_TOLERANCE = 1.05
+
+
+def fitted_pass_ticks(ticks: int, replicas: tuple[Replica, ...], num_stages: int) -> int:
+    """Length of a pass, where a replica shares a rank with the target: one a little longer than 1/k of a slot, or than
+    k slots, is taken for as long.
+    """
+    if not any(shard.rank < num_stages for replica in replicas for shard in replica):
+        return ticks
+    fit = TICKS // round(TICKS / ticks) if ticks < TICKS else TICKS * round(ticks / TICKS)
+    return fit if fit < ticks <= fit * _TOLERANCE else ticks
+
+
 def plain(num_stages: int) -> Schedule:
     """`ar`: every chunk is one token and its row is a bonus row."""
     return Schedule(num_stages, verify_interval=num_stages, draft_limit=0)

@@ -11,11 +11,9 @@ from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.messages import Verdict
 from pearl_pp.planning.measured_costs import run_costs
 from pearl_pp.planning.modes import Limits, modes
-from pearl_pp.schedule.generator import SlotGenerator
 from pearl_pp.schedule.instructions import Verify
-from pearl_pp.stages.rank_module import RankModule
 from pearl_pp.transport.base import Transport
-from tests.inprocess import Cluster
+from tests.inprocess import Cluster, check_caches
 from tests.integration.conftest import ClusterOf, PairOf
 from tests.integration.test_lossless import PROMPT
 from tests.integration.test_sampled import sample_plainly
@@ -43,18 +41,6 @@ class RandomChanges:
             return verdict
         self.num_changes += 1
         return replace(verdict, change=self._rng.choice(self._changes))
-
-
-def check_caches(rank: int, module: RankModule, generator: SlotGenerator, verdict: Verdict) -> None:
-    """**inv**, also after a verdict that accepted everything and brought a change."""
-    if verdict.stop or not verdict.restarts:
-        return
-    kept = generator.state.committed - 1
-    if module.target is not None:
-        assert module.target.cache.length == kept
-    for index, shard in module.shards.items():
-        number = [s.rank for s in generator.schedule.replicas[index]].index(rank)
-        assert shard.cache.length == generator.kv_lengths[index][number]
 
 
 @pytest.mark.case("C2")

@@ -13,7 +13,7 @@ from pearl_pp.messages import Outcome, Verdict
 from pearl_pp.schedule.generator import SlotGenerator
 from pearl_pp.schedule.schedule import TICKS
 from pearl_pp.stages.rank_module import RankModule
-from tests.inprocess import Cluster
+from tests.inprocess import Cluster, check_caches
 from tests.integration.conftest import ClusterOf, PairOf
 from tests.pairs import oracle
 
@@ -45,18 +45,6 @@ PLACEMENTS = {
 SPECULATIVE = [name for name in PLACEMENTS if name != "ar"]
 
 
-def check_invariants(rank: int, module: RankModule, generator: SlotGenerator, verdict: Verdict) -> None:
-    """**inv**: after a restart each cache has the length that the state machine says."""
-    if verdict.outcome is Outcome.ACCEPTED or verdict.stop:
-        return
-    kept = generator.state.committed - 1
-    if module.target is not None:
-        assert module.target.cache.length == kept
-    for index, shard in module.shards.items():
-        number = [s.rank for s in generator.schedule.replicas[index]].index(rank)
-        assert shard.cache.length == generator.kv_lengths[index][number]
-
-
 @pytest.mark.case("C1", "C2")
 @pytest.mark.parametrize("pair", ["self", "noisy", "anti"])
 @pytest.mark.parametrize("name", PLACEMENTS)
@@ -65,7 +53,7 @@ def test_greedy_text_is_the_oracles(name: str, pair: str, cluster_of: ClusterOf,
     layers = max(4, num_ranks)
     cluster = cluster_of(pair, num_ranks, layers, **options)
     expected = oracle(pair_of(pair, num_hidden_layers=layers)[0], PROMPT, 48)
-    outcome = cluster.run(PROMPT, check_invariants, max_new_tokens=48, ignore_eos=True)
+    outcome = cluster.run(PROMPT, check_caches, max_new_tokens=48, ignore_eos=True)
     assert outcome.ids == expected
     assert outcome.reason is StopReason.LENGTH
     metrics = outcome.metrics
@@ -103,7 +91,7 @@ def test_every_entry_pattern_gives_the_oracles_text(name: str, cluster_of: Clust
     cluster = cluster_of("noisy", num_ranks, **options)
     num_replicas = len(cluster.pair.placement.replicas)
     assert num_replicas == (2 if options["placement"] == "pipelined" else 1)
-    outcome = cluster.run(PROMPT, check_invariants, max_new_tokens=24, ignore_eos=True)
+    outcome = cluster.run(PROMPT, check_caches, max_new_tokens=24, ignore_eos=True)
     assert outcome.ids == oracle(pair_of("noisy", num_hidden_layers=4)[0], PROMPT, 24)
     assert outcome.metrics["num_accepted_tokens"] > 0 and outcome.metrics["num_rejected_tokens"] > 0
 
@@ -128,7 +116,7 @@ def test_every_entry_pattern_ends_at_the_first_eos(name: str, cluster_of: Cluste
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
 def test_everything_rejected_on_any_number_of_ranks(num_ranks: int, cluster_of: ClusterOf, pair_of: PairOf) -> None:
     cluster = cluster_of("anti", num_ranks, 8, placement="hop", gamma=4)
-    outcome = cluster.run(PROMPT, check_invariants, max_new_tokens=64, ignore_eos=True)
+    outcome = cluster.run(PROMPT, check_caches, max_new_tokens=64, ignore_eos=True)
     assert outcome.ids == oracle(pair_of("anti", num_hidden_layers=8)[0], PROMPT, 64)
     assert outcome.metrics["num_accepted_tokens"] == 0
 
@@ -236,7 +224,7 @@ def test_a_window_in_which_nothing_was_drafted_changes_nothing(cluster_of: Clust
     """A pass longer than the pipeline leaves windows empty: the target goes on alone, with bonus tokens."""
     cluster = cluster_of("self", 4, placement="hop", gamma=1)
     slow = replace(cluster.schedule, pass_ticks=6 * TICKS)
-    outcome = cluster.run(PROMPT, check_invariants, schedule=slow, max_new_tokens=40, ignore_eos=True)
+    outcome = cluster.run(PROMPT, check_caches, schedule=slow, max_new_tokens=40, ignore_eos=True)
     assert outcome.ids == oracle(pair_of("self", num_hidden_layers=4)[0], PROMPT, 40)
     assert outcome.metrics["num_rejected_tokens"] == 0
 
@@ -250,7 +238,7 @@ def test_random_delays_change_nothing(name: str, pair_of: PairOf) -> None:
     rng = random.Random(3)
     cluster = Cluster(target, draft, num_ranks, delay=lambda src, dst, channel: rng.random() * 2e-3, **options)
     expected = oracle(target, PROMPT, 120)
-    assert cluster.run(PROMPT, check_invariants, max_new_tokens=120, ignore_eos=True).ids == expected
+    assert cluster.run(PROMPT, check_caches, max_new_tokens=120, ignore_eos=True).ids == expected
 
 
 def test_many_requests_on_the_same_ranks(cluster_of: ClusterOf, pair_of: PairOf) -> None:

@@ -12,9 +12,9 @@ import yaml
 from pearl_pp.messages import Verdict
 from pearl_pp.schedule.generator import SlotGenerator
 from pearl_pp.stages.rank_module import RankModule
-from tests.inprocess import Cluster
+from tests.inprocess import Cluster, check_caches
 from tests.integration.conftest import PairOf
-from tests.integration.test_lossless import PROMPT, check_invariants
+from tests.integration.test_lossless import PROMPT
 from tests.pairs import oracle, save, tiny_model
 
 
@@ -40,7 +40,7 @@ def test_hundreds_of_windows_with_the_draft_in_the_middle_and_every_rank_slow_at
     num_windows = [0, 0, 0]
 
     def sleep(rank: int, module: RankModule, generator: SlotGenerator, verdict: Verdict) -> None:
-        check_invariants(rank, module, generator, verdict)
+        check_caches(rank, module, generator, verdict)
         num_windows[rank] += 1
         if rng.random() < 0.3:
             time.sleep(rng.random() * 5e-3)
@@ -69,7 +69,7 @@ def test_entries_travel_between_replicas_cut_differently_that_share_a_rank(
     replicas = [[shard(halves[0], 0, 2), shard(halves[1], 2, 4)], [shard(whole, 0, 4)]]
     path = placement_file(tmp_path, target=target, replicas=replicas, handoff="ship", **pattern)
     cluster = Cluster(*folders, len(target), placement=path)
-    outcome = cluster.run(PROMPT, check_invariants, max_new_tokens=60, ignore_eos=True)
+    outcome = cluster.run(PROMPT, check_caches, max_new_tokens=60, ignore_eos=True)
     assert outcome.ids == oracle(folders[0], PROMPT, 60)
     if len(target) > 2:  # on two stages one of the replicas is always the faster
         assert outcome.metrics["num_hops"] > 10

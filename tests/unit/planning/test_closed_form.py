@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pearl_pp.planning.candidates import PLAIN, TURNS, WINDOWS
-from pearl_pp.planning.prediction import exact_pass_ticks, expected_tokens_per_s, simulated_tokens_per_s
+from pearl_pp.planning.prediction import exact_pass_ticks, expected_tokens_per_s, simulated_request
 from pearl_pp.planning.window_shape import window_shape
 from pearl_pp.schedule.placement import Placement, Replica, Shard
 from pearl_pp.schedule.schedule import TICKS, speculative
@@ -71,7 +71,8 @@ def test_the_long_run_is_that_of_long_texts() -> None:
     """What is ranked, without noise, is what a simulated text of many tokens comes to."""
     costs = ProfileCosts(profile(), PLACEMENTS[2])
     schedule = WINDOWS.schedule(PLACEMENTS[2], costs)
-    texts = [simulated_tokens_per_s(schedule, costs, 0.7, num_tokens=3000, seed=seed) for seed in range(3)]
+    requests = [simulated_request(schedule, costs, 0.7, num_tokens=3000, seed=seed) for seed in range(3)]
+    texts = [request.decode_tokens_per_s or 0.0 for request in requests]
     assert expected_tokens_per_s(schedule, costs, 0.7) == pytest.approx(sum(texts) / 3, rel=0.02)
 
 

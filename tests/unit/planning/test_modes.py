@@ -8,7 +8,7 @@ import pytest
 
 from pearl_pp.planning.measured_costs import run_costs
 from pearl_pp.planning.modes import Family, Limits, describe, family_of, modes
-from pearl_pp.planning.prediction import simulated_tokens_per_s
+from pearl_pp.planning.prediction import simulated_request
 from pearl_pp.planning.replica_sets import lighter, replica_sets
 from pearl_pp.planning.speed_table import GRID, speed_table
 from pearl_pp.schedule.placement import Placement
@@ -61,8 +61,9 @@ def test_the_table_says_what_the_simulator_says() -> None:
     table = speed_table(found, costs(4))
     for number in range(0, len(found), 7):
         for acceptance in (0.3, 0.85):
-            simulated = simulated_tokens_per_s(found[number].schedule, costs(4), acceptance, num_tokens=1500)
-            assert 1 / table.seconds_per_token(number, acceptance) == pytest.approx(simulated, rel=0.06)
+            request = simulated_request(found[number].schedule, costs(4), acceptance, num_tokens=1500)
+            predicted = 1 / table.seconds_per_token(number, acceptance)
+            assert predicted == pytest.approx(request.decode_tokens_per_s, rel=0.06)
 
 
 def test_plain_decoding_does_not_depend_on_acceptance_and_wins_where_nothing_is_right() -> None:

@@ -1,0 +1,28 @@
+"""Reading the options of a command that has few of its own."""
+
+import argparse
+from collections.abc import Collection, Sequence
+
+from pearl_pp.config.reading import nearest
+from pearl_pp.errors import UserError
+
+
+def parse_arguments(
+    parser: argparse.ArgumentParser, arguments: Sequence[str], known: Collection[str], command: str
+) -> argparse.Namespace:
+    """What `parser` (made with `exit_on_error=False`) finds.
+
+    Args:
+        known: the options, of which a misspelt one is told the nearest. command: what a fault without an option is of.
+
+    Raises:
+        UserError: a fault, or an option that there is not.
+        SystemExit: 0, after printing `--help`.
+    """
+    try:
+        options, unknown = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise UserError(error.argument_name or command, None, error.message) from None
+    if unknown:
+        raise UserError(unknown[0], None, f"no such option{nearest(unknown[0], known)}")
+    return options
