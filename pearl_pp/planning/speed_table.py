@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pearl_pp.planning.modes import Family, Mode
 from pearl_pp.schedule.schedule import Schedule
@@ -44,7 +45,33 @@ class SpeedTable:
         """
         wanted = [*families]
         numbers = [number for number, mode in enumerate(self.modes) if mode.family in wanted]
-        return min(numbers, key=lambda n: self.seconds_per_token(n, acceptance) * factors[self.modes[n].family])
+        first = min(numbers, key=lambda number: self.expected(number, acceptance, factors))
+        return self._plain if self._plain in numbers and self.is_refuted(first, acceptance, factors) else first
+
+    def expected(self, number: int, acceptance: float, factors: Mapping[Family, float]) -> float:
+        """Seconds a token of mode `number`, corrected by what was measured, and never below what is possible."""
+        return max(self._corrected(number, acceptance, factors), self._least(acceptance, factors))
+
+    def is_refuted(self, number: int, acceptance: float, factors: Mapping[Family, float]) -> bool:
+        """Whether mode `number` seems to be faster than can be: then some measurement was disturbed.
+
+        Only decoding plainly tells what that really takes.
+        """
+        return self._corrected(number, acceptance, factors) < self._least(acceptance, factors)
+
+    def _corrected(self, number: int, acceptance: float, factors: Mapping[Family, float]) -> float:
+        return self.seconds_per_token(number, acceptance) * factors[self.modes[number].family]
+
+    def _least(self, acceptance: float, factors: Mapping[Family, float]) -> float:
+        """Speculation gives at most 1/(1 - acceptance) tokens in the time of a target pass."""
+        if self._plain is None:
+            return 0.0
+        return self._corrected(self._plain, acceptance, factors) * (1.0 - acceptance)
+
+    @cached_property
+    def _plain(self) -> int | None:
+        """Number of plain decoding, where it is one of the modes."""
+        return next((number for number, mode in enumerate(self.modes) if mode.family is Family.PLAIN), None)
 
     def number_of(self, schedule: Schedule) -> int:
         """The mode that decodes as `schedule` does; ValueError where there is none."""

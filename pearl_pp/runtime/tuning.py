@@ -73,7 +73,7 @@ class Tuner:
         self._request = request
         self._rank = transport.rank
         self._decider = base.last_rank
-        self._acceptance = AcceptanceRate(_UNKNOWN)
+        self._acceptance = AcceptanceRate(_UNKNOWN, weight=1.0)
         self._costs: CostModel
         self._trials: dict[Family, list[Trial]] = {family: [] for family in Family}
 
@@ -200,7 +200,7 @@ class Tuner:
 
     def _seconds(self, table: SpeedTable, family: Family, factors: dict[Family, float]) -> float:
         """Of a token in the family's best mode."""
-        return table.seconds_per_token(self._best(table, family), self._acceptance.value) * factors[family]
+        return table.expected(self._best(table, family), self._acceptance.value, factors)
 
     def _chosen(self, table: SpeedTable) -> Tuned:
         acceptance, factors = self._acceptance.value, self._factors()

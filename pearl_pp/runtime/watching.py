@@ -39,10 +39,15 @@ _STEP = 0.35  # of a newly measured factor that is believed
 
 
 class AcceptanceRate:
-    """accepted / judged, of late."""
+    """accepted / judged, of late.
 
-    def __init__(self, rate: float) -> None:
-        self._judged = _FIRST_WEIGHT
+    Args:
+        rate: what is believed before anything has been judged.
+        weight: judged tokens that `rate` counts for.
+    """
+
+    def __init__(self, rate: float, weight: float = _FIRST_WEIGHT) -> None:
+        self._judged = weight
         self._accepted = rate * self._judged
 
     @property
@@ -181,8 +186,10 @@ class Watcher:
         elif not self._is_time_to_look(verdict):
             return None
         self._judged_since_look = 0
-        best = self._table.best(self.acceptance.value, self.factors)
-        if self._expected(best) * (1.0 if retried else MARGIN) < self._expected(self.current):
+        acceptance = self.acceptance.value
+        best = self._table.best(acceptance, self.factors)
+        is_faster = self._expected(best) * (1.0 if retried else MARGIN) < self._expected(self.current)
+        if is_faster or (best != self.current and self._table.is_refuted(self.current, acceptance, self.factors)):
             if self._table.modes[best].family is not Family.PLAIN:
                 return self._to(best, Reason.FASTER)
             self._hold = min(2 * self._hold, LONGEST_HOLD) if retried else FIRST_HOLD
@@ -195,8 +202,7 @@ class Watcher:
 
     def _expected(self, number: int) -> float:
         """Seconds a token."""
-        family = self._table.modes[number].family
-        return self._table.seconds_per_token(number, self.acceptance.value) * self.factors[family]
+        return self._table.expected(number, self.acceptance.value, self.factors)
 
     def _to(self, number: int, reason: Reason, hold: int = 0) -> Change:
         self.current = number

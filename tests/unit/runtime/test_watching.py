@@ -126,6 +126,15 @@ def test_it_goes_plain_where_speculation_loses_and_says_so() -> None:
     assert line.startswith("speculation loses here (acceptance 0.") and line.endswith("plain for 64 tokens")
 
 
+def test_a_disturbed_measurement_of_plain_decoding_does_not_keep_it_away_where_nothing_is_accepted() -> None:
+    believed = {family: 1.6 if family is Family.PLAIN else 1.0 for family in Family}
+    turns = TABLE.best(0.5, ONES, [Family.TURNS])
+    watcher = Watcher(TABLE, believed, turns, 0.1, clock=lambda: made.now)
+    made = Machine(watcher, lambda position: 0.0)
+    made.run(40)
+    assert made.family is Family.PLAIN, "no speculation is faster without an accepted token, whatever was measured"
+
+
 def test_the_wait_before_a_retry_doubles_each_time_it_fails() -> None:
     made = machine(0.0)
     made.run(1000)
