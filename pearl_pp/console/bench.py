@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pearl_pp.config import RunConfig
 from pearl_pp.config.flags import parse_flags
 from pearl_pp.config.reading import nearest
+from pearl_pp.console import bench_retained
+from pearl_pp.console.arguments import count
 from pearl_pp.console.leaving import EXIT_FAILED, EXIT_INTERRUPTED
 from pearl_pp.console.printing import WIDTH_OF_A_FILE
 from pearl_pp.console.prompts import fix_seed, load_prompts
@@ -24,15 +26,33 @@ from pearl_pp.runtime.request import Prompt
 
 Result = TypeVar("Result")
 
-USAGE = """usage: pearl-pp bench overhead [-n RANKS] [--rounds R] [--gammas A,B,..] [--record FILE.jsonl] [options]
+USAGE = """usage: pearl-pp bench retained --config FILE.yaml --out DIR [--rounds R] [--prompts-limit P] [--rows A,B,..]
+       pearl-pp bench ablation --out DIR [--config FILE.yaml] [..]
+       pearl-pp bench sweep --out DIR [--gammas A,B,..] [--intervals A,B,..] [--config FILE.yaml] [..]
+       pearl-pp bench overhead [-n RANKS] [--rounds R] [--gammas A,B,..] [--record FILE.jsonl] [options]
        pearl-pp bench profile -n RANKS --out FILE.yaml [--repeats R] [options]
 
+  retained   every row of an experiment (configs/experiments/NAME.yaml): placements on N ranks beside PEARL on N + 1,
+             plain decoding, speculative decoding and transformers; DIR gets the records, a table and pictures.
+             Stopped and started again, it goes on where it was
+  ablation   the same with pre-verify and post-verify left out (configs/experiments/ablation.yaml)
+  sweep      the same with each gamma (configs/experiments/gamma_sweep.yaml), or, with --intervals, each number of slots
+             between two chunks (configs/experiments/p_sweep.yaml)
   overhead   what the runtime adds to the models' own time: passes beside transformers' own, the time of a window
              beside max(T, gamma t), and the speed of a placement beside the simulator's, the target alone, plain
              speculative decoding and a draft on one more rank
   profile    measure passes, links and acceptance of a pair on this machine, and write them as a profile to plan,
              simulate and emulate with
 
+retained, ablation, sweep:
+  --config FILE.yaml   the experiment
+  --out DIR            a new folder, or one in which the same experiment was stopped
+  --rounds R           times that every prompt runs in every row (default: the experiment's)
+  --prompts-limit P    the first prompts alone
+  --rows A,B,..        these rows alone
+  --gammas, --intervals A,B,..   of sweep: what its rows run with in turn
+
+overhead, profile:
   -n RANKS             of the target's stages (default: 4); `dedicated` gets one more
 
 overhead:
@@ -46,7 +66,8 @@ profile:
   --out FILE.yaml      the profile
   --repeats R          passes of each length, of which the median is taken (default: 15)
 
-The other options are those of pearl-pp run: the pair, --placement (default: hop), prompts, sampling."""
+The other options of overhead and profile are those of pearl-pp run: the pair, --placement (default: hop), prompts,
+sampling."""
 
 # Options of a run that mean nothing here, and what to do instead.
 _REFUSED = {
@@ -114,7 +135,13 @@ def _measured(work: Callable[[OnProgress], Result]) -> tuple[Result | None, int]
         return None, EXIT_INTERRUPTED
 
 
-EXPERIMENTS: dict[str, Callable[[Sequence[str]], int]] = {"overhead": run_overhead, "profile": run_profile}
+EXPERIMENTS: dict[str, Callable[[Sequence[str]], int]] = {
+    "retained": bench_retained.run_retained,
+    "ablation": bench_retained.run_ablation,
+    "sweep": bench_retained.run_sweep,
+    "overhead": run_overhead,
+    "profile": run_profile,
+}
 
 
 def overhead_settings(options: Sequence[str]) -> overhead.Settings:
@@ -127,10 +154,10 @@ def overhead_settings(options: Sequence[str]) -> overhead.Settings:
     parser.add_argument("--beside", default=",".join(overhead.BESIDE))
     parser.add_argument("--record")
     own, others = parser.parse_known_args(options)
-    num_ranks = _count("-n", own.ranks, 2)  # one rank has nothing idle: there is nothing to place
-    rounds = _count("--rounds", own.rounds, 1)
+    num_ranks = count("-n", own.ranks, 2)  # one rank has nothing idle: there is nothing to place
+    rounds = count("--rounds", own.rounds, 1)
     gammas = None if own.gammas is None else tuple(_gamma(part.strip()) for part in own.gammas.split(","))
-    sd_gammas = tuple(_count("--sd-gammas", part.strip(), 1) for part in own.sd_gammas.split(","))
+    sd_gammas = tuple(count("--sd-gammas", part.strip(), 1) for part in own.sd_gammas.split(","))
     beside = _beside(own.beside)
     config = parse_flags(others)
     _check(config, gammas)
@@ -150,8 +177,8 @@ def profile_settings(options: Sequence[str]) -> measured_profile.Settings:
     parser.add_argument("--out")
     parser.add_argument("--repeats", default=str(REPEATS))
     own, others = parser.parse_known_args(options)
-    num_ranks = _count("-n", own.ranks, 2)
-    repeats = _count("--repeats", own.repeats, 1)
+    num_ranks = count("-n", own.ranks, 2)
+    repeats = count("--repeats", own.repeats, 1)
     config = parse_flags(others)
     _refuse(config)
     if config.placement not in ("auto", "hop"):
@@ -196,14 +223,8 @@ def _beside(value: str) -> tuple[str, ...]:
     return names
 
 
-def _count(option: str, value: str, least: int) -> int:
-    if not (value.isdecimal() and len(value) < 10) or int(value) < least:
-        raise UserError(option, value, f"must be a whole number, at least {least}")
-    return int(value)
-
-
 def _gamma(part: str) -> int | str:
-    return part if part == "auto" else _count("--gammas", part, 1)
+    return part if part == "auto" else count("--gammas", part, 1)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -27,8 +27,8 @@ LONGEST_BEHIND_LOWER_RANK = 4.0
 AFTER_INTERRUPT = 5.0
 BETWEEN_LOOKS_AT_LAUNCHER = 2.0
 
-# What a rank finds in its environment: who started it, and where it meets the others.
-_LAUNCHERS = ("PEARL_PP_JOB", "TORCHELASTIC_RUN_ID")
+# What a rank finds in its environment: who started it (the last one is deepspeed's), and where it meets the others.
+_LAUNCHERS = ("PEARL_PP_JOB", "TORCHELASTIC_RUN_ID", "CROSS_SIZE")
 _MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
 
 

@@ -10,8 +10,7 @@ from pearl_pp.config import find_shape, read_shape
 from pearl_pp.config.plan_options import PlanOptions
 from pearl_pp.config.shape_file import PREFIX
 from pearl_pp.errors import UserError
-from pearl_pp.planning.machine import ModelSizes
-from pearl_pp.planning.memory import count_bytes
+from pearl_pp.planning.machine import ModelSizes, model_sizes
 from pearl_pp.stages.source import ModelSource, open_model
 from pearl_pp.stages.synthetic import open_synthetic
 
@@ -67,24 +66,5 @@ def sizes_of(sources: dict[str, ModelSource], options: PlanOptions) -> dict[str,
     sizes = {}
     for name, source in sources.items():
         dtype = dtype or source.dtype
-        read = _numbers_read(source)
-        sizes[name] = ModelSizes(
-            count_bytes(source, dtype), source.hidden_size, source.vocab_size, read * dtype.itemsize, 2.0 * read
-        )
+        sizes[name] = model_sizes(source, dtype)
     return sizes
-
-
-def _numbers_read(source: ModelSource) -> float:
-    """Weights that a pass over one token reads: of a mixture of experts the ones it is sent to; no embedding, which
-    is looked up, unless it is the head as well.
-    """
-    config = source.config
-    num_experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1
-    share = (getattr(config, "num_experts_per_tok", None) or num_experts) / num_experts
-    embedding = source.meta_model.get_input_embeddings()
-    looked_up = 0 if source.tied else sum(weight.numel() for weight in embedding.parameters())
-    numbers = (
-        weight.numel() * (share if "experts" in name.split(".") else 1.0)
-        for name, weight in source.meta_model.named_parameters()
-    )
-    return sum(numbers) - looked_up

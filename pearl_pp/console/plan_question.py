@@ -13,12 +13,9 @@ from pearl_pp.planning import machine
 from pearl_pp.planning.machine import ModelSizes
 from pearl_pp.planning.memory import FIXED, GB, ModelBytes, shares_of
 from pearl_pp.planning.question import Question, Wanted, bytes_of_profile
-from pearl_pp.simulation.profile import Link, ModelProfile, Profile, RanksProfile, TargetProfile
+from pearl_pp.simulation.profile import Link, Profile
 from pearl_pp.stages.source import ModelSource
 
-ASSUMED_BANDWIDTH_GB_S = 936.0  # published: RTX 3090
-ASSUMED_LINK = Link(latency_us=30, bandwidth_gb_s=6)  # through the host's memory, half of PCIe 3.0 x16 or 4.0 x8
-ASSUMED_ACCEPTANCE = 0.7
 DEFAULT_CONTEXT = 4096
 DEFAULT_UTILIZATION = 0.9  # of a card, as in a run; --memory-gb is taken as it is, as in a run
 
@@ -117,18 +114,9 @@ def _assumed(
 ) -> tuple[Profile, list[str]]:
     """No profile: bytes over bandwidth."""
     bandwidth, source = _bandwidth(options, num_ranks)
-    fastest = max(bandwidth)
-    entries = [model.profile(machine.pass_ms(model, fastest)) for model in (target, draft or target)]
-    link = _link(options, ASSUMED_LINK)
-    profile = Profile(
-        name="assumed",
-        target=entries[0],
-        draft=_as_draft(entries[1]),
-        ranks=RanksProfile(memory_gb=(1.0,) * num_ranks, speed=tuple(number / fastest for number in bandwidth)),
-        prefill_tokens_per_s=machine.prefill_tokens_per_s(target, fastest),
-        link=link,
-        acceptance=ASSUMED_ACCEPTANCE,
-    )
+    link = _link(options, machine.ASSUMED_LINK)
+    profile = machine.assumed_profile(target, draft, bandwidth, link)
+    entries = (profile.target, profile.draft)
     models = zip(("target", "draft"), entries, strict=True)
     times = ", ".join(f"{name} pass {entry.one_token_ms:.3g} ms" for name, entry in models if draft or name == "target")
     is_assumed = options.link_gb_s is None or options.link_latency_us is None
@@ -142,7 +130,8 @@ def _assumed(
 def _bandwidth(options: PlanOptions, num_ranks: int) -> tuple[Sequence[float], str]:
     given = options.bandwidth_gb_s
     if given is None:
-        return (ASSUMED_BANDWIDTH_GB_S,) * num_ranks, f"{ASSUMED_BANDWIDTH_GB_S:g} GB/s (assumed, --bandwidth-gb-s)"
+        assumed = machine.ASSUMED_BANDWIDTH_GB_S
+        return (assumed,) * num_ranks, f"{assumed:g} GB/s (assumed, --bandwidth-gb-s)"
     shown = ",".join(f"{number:g}" for number in given)
     if len(given) not in (1, num_ranks):
         reason = f"has {len(given)} numbers, there are {num_ranks} ranks; give one for all or one for each"
@@ -167,19 +156,15 @@ def _known(
             reason = "has no weights_gb, so its times cannot be scaled to another model; leave the model out"
             raise UserError("--profile", options.profile, reason)
         scaled = model.profile(machine.scaled_pass_ms(model, profile.draft, profile.target), entry)
-        changes[option.removeprefix("--")] = scaled if option == "--target" else _as_draft(scaled)
+        changes[option.removeprefix("--")] = scaled if option == "--target" else machine.as_draft(scaled)
         notes.append(f"{option.removeprefix('--')}: pass {scaled.one_token_ms:.3g} ms, scaled by weights")
     if options.link_gb_s is not None or options.link_latency_us is not None:
-        link = profile.link if isinstance(profile.link, Link) else ASSUMED_LINK
+        link = profile.link if isinstance(profile.link, Link) else machine.ASSUMED_LINK
         changes["link"] = _link(options, link)
     if target is not None:
         faster = profile.target.one_token_ms / getattr(changes["target"], "one_token_ms", 1.0)
         changes["prefill_tokens_per_s"] = profile.prefill_tokens_per_s * faster
     return profile.model_copy(update=changes), notes
-
-
-def _as_draft(entry: TargetProfile) -> ModelProfile:
-    return ModelProfile.model_validate(entry.model_dump(exclude={"vocab_size"}))
 
 
 def _link(options: PlanOptions, otherwise: Link) -> Link:
@@ -195,7 +180,7 @@ def _acceptance(options: PlanOptions, profile: Profile | None) -> tuple[float, s
         return options.acceptance, "given"
     if profile is not None:
         return profile.acceptance, "the profile's"
-    return ASSUMED_ACCEPTANCE, "assumed, --acceptance"
+    return machine.ASSUMED_ACCEPTANCE, "assumed, --acceptance"
 
 
 def _context(options: PlanOptions, target: ModelSource | None) -> int:

@@ -1,37 +1,27 @@
-"""One rank of a group that is kept alive and told what to do: started by torchrun, led by rank 0's pipe.
-
-torchrun --standalone --nproc-per-node N -m pearl_pp.experiments.bench_rank OPTIONS.json-text
-"""
+"""One rank's part in measuring what the runtime adds to the models' own time, and what its passes take."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from dataclasses import replace
 from typing import Any
 
-from pearl_pp.config import RunConfig, run_config
+from pearl_pp.config import RunConfig
 from pearl_pp.errors import UserError
 from pearl_pp.experiments.commands import prompt_of
-from pearl_pp.experiments.lines import Told
+from pearl_pp.experiments.engines import gamma_of
 from pearl_pp.experiments.measured_times import REPEATS, measured_costs
 from pearl_pp.experiments.pass_times import measure_ranks
+from pearl_pp.experiments.replaying import replayed_speed
 from pearl_pp.experiments.windows import windows
 from pearl_pp.runtime.engine import PearlPP
 from pearl_pp.runtime.link_times import measure_links
 from pearl_pp.runtime.pair import ModelPair, Source
 from pearl_pp.runtime.request import Prompt, RequestOutput
 from pearl_pp.runtime.warm_up import make_schedule
-from pearl_pp.schedule.schedule import TICKS, Schedule
+from pearl_pp.schedule.schedule import Schedule
 from pearl_pp.simulation.costs import MeasuredCosts
-from pearl_pp.simulation.simulator import Simulator
-from pearl_pp.simulation.verdicts import replayed
 from pearl_pp.stages.source import ModelSource
 from pearl_pp.transport.base import Channel, Transport
-from pearl_pp.transport.torch_distributed import connect
-
-_IDLE_S = 24 * 3600.0
 
 
 class BenchRank:
@@ -54,12 +44,6 @@ class BenchRank:
         plan = self._engine.plan.record()
         return {"plan": plan, "versions": self._engine.versions, "pair": describe_pair(self._pair, plan["device"])}
 
-    def do(self, command: dict[str, Any]) -> dict[str, Any] | None:
-        """Collective: {"measure": ..} or {"gamma": .., "prompt": ..}; rank 0's answer, None on the others."""
-        if "measure" in command:
-            return self.measure(**command["measure"])
-        return self.run(command["gamma"], prompt_of(command["prompt"]))
-
     def measure(self, repeats: int = REPEATS, links: bool = True) -> dict[str, Any] | None:
         """Collective: single passes of all ranks, and messages between them."""
         ranks = measure_ranks(self._transport, self._engine.module, _most_positions(self._pair), repeats)
@@ -69,13 +53,14 @@ class BenchRank:
         self._costs = measured_costs(ranks, self._pair.placement)
         return {"ranks": [rank.record() for rank in ranks], "links": table}
 
-    def run(self, gamma: int | str, prompt: Prompt) -> dict[str, Any] | None:
+    def run(self, gamma: int | str, prompt: dict[str, Any]) -> dict[str, Any] | None:
         """Collective: one prompt with `gamma`; what rank 0 saw, None on the others."""
+        asked = prompt_of(prompt)
         if gamma not in self._schedules:
             self._schedules[gamma] = self._schedule(int(gamma))
         schedule = self._schedules[gamma]
         self._engine.use(schedule)
-        outputs = self._engine.generate([prompt])
+        outputs = self._engine.generate([asked])
         events = self._engine.take_events()
         if events is None:
             return None
@@ -87,8 +72,8 @@ class BenchRank:
             "token_ids": output.token_ids,
             "finish_reason": output.finish_reason,
             "metrics": output.metrics,
-            "simulated_tokens_per_s": self._simulated_tokens_per_s(schedule, prompt, output),
-            "tokens_per_interval": _tokens_per_interval(schedule),
+            "simulated_tokens_per_s": self._simulated_tokens_per_s(schedule, asked, output),
+            "tokens_per_interval": gamma_of(schedule),
             "interval_share": schedule.verify_interval / schedule.num_stages,
             "num_shards": max((len(replica) for replica in schedule.replicas), default=0),
             "windows": [window._asdict() for window in windows(events, schedule.num_stages)],
@@ -100,14 +85,9 @@ class BenchRank:
 
     def _simulated_tokens_per_s(self, schedule: Schedule, prompt: Prompt, output: RequestOutput) -> float | None:
         """The same request with the same verdicts, if passes took what single ones do and nothing else took time."""
-        prompt_len, num_ids = len(output.prompt_token_ids), len(output.token_ids)
-        if self._costs is None or num_ids < 2:
+        if self._costs is None:
             return None
-        total_len = min(prompt_len + prompt.params.max_new_tokens, self._pair.max_len)
-        draft_end = self._pair.draft.max_positions + 1 if self._pair.draft else None
-        judge = replayed(output.metrics["accepted_runs"], prompt_len + num_ids)
-        simulator = Simulator(schedule, self._costs, judge)
-        return simulator.run(prompt_len, total_len, draft_end).decode_tokens_per_s
+        return replayed_speed(self._pair, schedule, self._costs, prompt.params.max_new_tokens, output)
 
 
 def describe_pair(pair: ModelPair, device: str) -> dict[str, Any]:
@@ -129,49 +109,3 @@ def describe_pair(pair: ModelPair, device: str) -> dict[str, Any]:
 def _most_positions(pair: ModelPair) -> int:
     """Positions that both models take."""
     return min(pair.max_len, *(source.max_positions for source in (pair.target, pair.draft) if source is not None))
-
-
-def _tokens_per_interval(schedule: Schedule) -> float | None:
-    """gamma: tokens drafted in p slots when nothing blocks the draft; with `sd` tokens per round."""
-    if not schedule.replicas:
-        return None
-    if schedule.draft_limit is not None:
-        return float(schedule.draft_limit)
-    return schedule.verify_interval * TICKS / schedule.pass_ticks
-
-
-def _follow(bench: BenchRank, transport: Transport) -> None:
-    while command := json.loads(transport.broadcast_bytes(None, src=0, timeout_s=_IDLE_S)):
-        bench.do(command)
-
-
-def _lead(bench: BenchRank, transport: Transport, told: Told) -> None:
-    told.answer(bench.describe())
-    while (command := told.next()) is not None:
-        transport.broadcast_bytes(json.dumps(command).encode(), src=0)
-        told.answer(bench.do(command))
-    transport.broadcast_bytes(b"{}", src=0)
-
-
-def main() -> int:
-    """Body of a rank; returns its exit code."""
-    rank = int(os.environ.get("RANK", "0"))
-    told = Told() if rank == 0 else None
-    config = run_config(json.loads(sys.argv[1]))
-    try:
-        transport = connect(config.run_device, config.timeout)
-        bench = BenchRank(config, transport)
-        if told is not None:
-            _lead(bench, transport, told)
-        else:
-            _follow(bench, transport)
-    except UserError as error:
-        if told is not None:
-            told.user_error(error)
-        return UserError.exit_code
-    transport.close()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

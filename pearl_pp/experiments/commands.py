@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import socket
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from pearl_pp.config import RunConfig
 from pearl_pp.decoding.sampling_params import SamplingParams
+from pearl_pp.experiments.lines import Program
 from pearl_pp.runtime.request import Prompt
 
 CONTEXT = 100
@@ -33,10 +36,42 @@ def prompt_of(message: dict[str, Any]) -> Prompt:
     return Prompt(**fields)
 
 
-def group_program(config: RunConfig, num_ranks: int) -> list[str]:
-    """Arguments after `python -m` that start a group of ranks (`bench_rank`) on this machine."""
+def group_program(num_ranks: int, device: str, timeout_s: float) -> list[str]:
+    """Arguments after `python -m` that start a group of ranks (`serving_rank`) on this machine.
+
+    Args:
+        device: auto, cpu or cuda.
+        timeout_s: longest wait for a message of another rank.
+    """
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-    return [*launcher, "-m", "pearl_pp.experiments.bench_rank", options_text(config)]
+    return [*launcher, "-m", "pearl_pp.experiments.serving_rank", device, f"{timeout_s:g}"]
+
+
+def start_group(name: str, config: RunConfig, num_ranks: int) -> Program:
+    """Ranks that run `config` alone; the program's first answer describes them."""
+    program = Program(name, group_program(num_ranks, config.run_device, config.timeout))
+    program.tell({"open": {"options": config.record()}})
+    return program
+
+
+_OF_THE_CONSOLE = ("prompt", "prompts", "chat", "json", "trace", "quiet")
+
+
+def run_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without those that only the console follows: a rank is given its prompts, and writes nothing."""
+    return {name: value for name, value in options.items() if name not in _OF_THE_CONSOLE}
+
+
+def machine_record(device: str) -> dict[str, Any]:
+    """Where and under which load a run was made."""
+    load = os.getloadavg()[0]
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "device": device,
+        "hostname": socket.gethostname(),
+        "load": load,
+    }
 
 
 def options_text(config: RunConfig) -> str:

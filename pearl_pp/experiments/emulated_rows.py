@@ -15,6 +15,7 @@ from pearl_pp.planning.choice import choose
 from pearl_pp.planning.coverage import tokens_per_window
 from pearl_pp.planning.partition import split_layers
 from pearl_pp.planning.question import Wanted
+from pearl_pp.runtime.devices import Machine
 from pearl_pp.runtime.loading import open_pair
 from pearl_pp.schedule.placement import Replica, Shard
 from pearl_pp.simulation.profile import Profile
@@ -114,7 +115,7 @@ def profile_rows() -> list[Row]:
 def planned_rows() -> list[Row]:
     """The planner's first choice beside the named placements, on even cards, mixed ones and two machines.
 
-    The named ones cut the target evenly, whether that fits the cards or not.
+    The named ones cut the target as a run would; the file beside the planned one evenly, whether that fits or not.
     """
     named: dict[str, dict[str, Any]] = {
         "hop": {"placement": "hop"},
@@ -141,7 +142,8 @@ def planned_rows() -> list[Row]:
 def planned(path: str, num_ranks: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The planner's first choice for a profile: options of a run, and what its placement file holds."""
     config = RunConfig(emulate=path)
-    question = open_pair(config, num_ranks, torch.device("cpu")).question(config, num_ranks)
+    machine = Machine(None, (1.0,) * num_ranks)  # the profile says what it is
+    question = open_pair(config, num_ranks, torch.device("cpu")).question(config, machine)
     assert question is not None, "a profile says what is asked for"
     free = replace(question.wanted, strategies=Wanted().strategies)
     first = choose(replace(question, wanted=free)).first

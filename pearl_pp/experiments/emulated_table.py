@@ -23,11 +23,16 @@ import torch
 import yaml
 
 from pearl_pp.config import RunConfig, read_profile
+from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.experiments.emulated_rows import TABLES, Row, profile_path
-from pearl_pp.experiments.rank_group import EmulatedRun, RankGroup, exact_schedule
+from pearl_pp.experiments.emulated_run import EmulatedRun
+from pearl_pp.experiments.retained.groups import Groups
+from pearl_pp.experiments.retained.job import ENGINE, Job
 from pearl_pp.runtime.emulation import EmulatedPair
 from pearl_pp.runtime.loading import open_pair
+from pearl_pp.runtime.request import Prompt
 from pearl_pp.runtime.simulated import simulate
+from pearl_pp.runtime.warm_up import make_schedule, with_exact_pace
 from pearl_pp.simulation.costs import FREE, Overheads, ProfileCosts
 from pearl_pp.simulation.expectation import simulated_cycle
 from pearl_pp.simulation.timeline import Timeline
@@ -48,7 +53,7 @@ class Bench:
     def __init__(self, folder: Path, num_tokens: int) -> None:
         self._folder = folder
         self._num_tokens = num_tokens
-        self._groups: dict[int, RankGroup] = {}
+        self._groups = Groups()
 
     def options(self, row: Row) -> dict[str, Any]:
         content = yaml.safe_load(profile_path(row.profile).read_text()) | {"acceptance": row.acceptance}
@@ -70,7 +75,8 @@ class Bench:
         costs = ProfileCosts(pair.profile, pair.placement)
 
         def expected(gamma: int | None) -> float:
-            schedule = exact_schedule(config, replace(pair, placement=replace(pair.placement, gamma=gamma)))
+            wanted = replace(pair, placement=replace(pair.placement, gamma=gamma))
+            schedule = with_exact_pace(make_schedule(config, wanted), wanted, costs)
             return simulated_cycle(schedule, costs).tokens_per_s(row.acceptance)
 
         best = max([None, *range(LEAST_GAMMA, round(2 * pair.profile.ratio) + 1)], key=expected)
@@ -80,11 +86,12 @@ class Bench:
         return replace(row, options=others if best is None else others | {"gamma": best})
 
     def emulate(self, row: Row) -> EmulatedRun:
-        group = self._groups.get(row.num_ranks)
-        if group is None or group.closed:
-            self._groups[row.num_ranks] = RankGroup(row.num_ranks)
-        num_tokens = row.num_tokens or self._num_tokens
-        return self._groups[row.num_ranks].run(self.options(row), num_tokens, row.prompt_len, exact_pace=True)
+        """One run of the row, with draft passes that are scheduled as long as the profile says."""
+        params = SamplingParams(max_new_tokens=row.num_tokens or self._num_tokens, seed=SEED, ignore_eos=True)
+        prompt = Prompt(token_ids=(0,) * row.prompt_len, params=params)
+        options = self.options(row)
+        answer = self._groups.run(Job(row.num_ranks, ENGINE, options, prompt))
+        return EmulatedRun.of(answer, read_profile(options["emulate"]))
 
     def simulate(self, row: Row, overheads: Overheads) -> Timeline:
         config = RunConfig(**self.options(row), max_new_tokens=row.num_tokens or self._num_tokens)
@@ -100,8 +107,7 @@ class Bench:
         return Overheads(max(0.0, (1 / plain.tokens_per_s - 1 / free) / num_ranks - pass_s), pass_s=pass_s)
 
     def close(self) -> None:
-        for group in self._groups.values():
-            group.close()
+        self._groups.close()
 
 
 def measure(
@@ -142,7 +148,7 @@ def speed_lines(rows: Sequence[Row], runs: Runs, simulated: Mapping[str, Sequenc
     for row in rows:
         pass_s = _pass_s(row.profile)
         speed = _speed(runs[row.name])
-        overrun = statistics.median(run.sleep_overrun_s / run.verdict_times[-1] for run in runs[row.name])
+        overrun = statistics.median(run.sleep_overrun_s / run.total_s for run in runs[row.name])
         cells = []
         for timeline in simulated[row.name]:
             rate = timeline.decode_tokens_per_s
@@ -183,10 +189,7 @@ def record(
         "rows": [
             asdict(row)
             | {
-                "emulated": [
-                    asdict(run) | {"first_token_s": run.first_token_s, "tokens_per_s": run.tokens_per_s}
-                    for run in runs[row.name]
-                ],
+                "emulated": [asdict(run) | {"tokens_per_s": run.tokens_per_s} for run in runs[row.name]],
                 "simulated": [figures(timeline) for timeline in simulated[row.name]],
             }
             for row in rows

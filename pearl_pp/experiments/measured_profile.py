@@ -13,8 +13,7 @@ import yaml
 
 from pearl_pp.config import RunConfig
 from pearl_pp.experiments import figures
-from pearl_pp.experiments.commands import CONTEXT, OnProgress, cpu_name, group_program, prompt_message
-from pearl_pp.experiments.lines import Program
+from pearl_pp.experiments.commands import CONTEXT, OnProgress, cpu_name, prompt_message, start_group
 from pearl_pp.experiments.measured_times import RankTimes, StageTimes, rank_times
 from pearl_pp.runtime.request import Prompt
 from pearl_pp.simulation.profile import Profile
@@ -66,7 +65,7 @@ def measure(settings: Settings, on_progress: OnProgress = lambda *_: None) -> Me
     config = settings.config.updated(strategy="pearl", placement="hop", handoff="auto")
     with ExitStack() as stack:
         on_progress("starting", 0, 1)
-        program = Program(f"{settings.num_ranks} ranks", group_program(config, settings.num_ranks))
+        program = start_group(f"{settings.num_ranks} ranks", config, settings.num_ranks)
         stack.callback(program.close)
         stack.push(program.let_go)
         pair = program.answer()["pair"]
@@ -75,7 +74,7 @@ def measure(settings: Settings, on_progress: OnProgress = lambda *_: None) -> Me
         runs = []
         for done, prompt in enumerate(settings.prompts):
             on_progress("acceptance", done, len(settings.prompts))
-            runs.append(program.ask({"gamma": config.gamma, "prompt": prompt_message(prompt)}))
+            runs.append(program.ask({"run_opened": {"gamma": config.gamma, "prompt": prompt_message(prompt)}}))
     judged = figures.num_judged(runs)
     acceptance = figures.speed(runs)["acceptance_rate"] or 0.0
     return Measured([rank_times(one) for one in told["ranks"]], told["links"], pair, acceptance, judged)

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from pearl_pp.config import RunConfig
 from pearl_pp.experiments import figures, history, tables
-from pearl_pp.experiments.commands import CONTEXT, OnProgress, cpu_name, group_program, options_text, prompt_message
+from pearl_pp.experiments.commands import CONTEXT, OnProgress, cpu_name, options_text, prompt_message, start_group
 from pearl_pp.experiments.lines import Program
 from pearl_pp.runtime.request import Prompt
 
@@ -97,8 +97,7 @@ class Bench:
         self.measured = measured
         groups = {c.name: c for c in measured}
         programs = {
-            name: Program(f"{name} on {c.num_ranks} ranks", group_program(c.config, c.num_ranks))
-            for name, c in groups.items()
+            name: start_group(f"{name} on {c.num_ranks} ranks", c.config, c.num_ranks) for name, c in groups.items()
         }
         options = options_text(measured[0].config)
         module = ["pearl_pp.experiments.reference", options, str(settings.num_ranks)]
@@ -115,7 +114,8 @@ class Bench:
     def run(self, configuration: Configuration, prompt: Prompt) -> dict[str, Any]:
         """One prompt in one configuration."""
         gamma = configuration.config.gamma if configuration.gamma is None else configuration.gamma
-        return self._programs[configuration.name].ask({"gamma": gamma, "prompt": prompt_message(prompt)})
+        asked = {"gamma": gamma, "prompt": prompt_message(prompt)}
+        return self._programs[configuration.name].ask({"run_opened": asked})
 
     def measure_ranks(self) -> None:
         """Passes of every group on its own ranks: what its simulated speeds are made of."""

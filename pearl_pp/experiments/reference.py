@@ -13,18 +13,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache
 
 from pearl_pp.config import RunConfig, run_config
 from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.errors import UserError
 from pearl_pp.experiments.commands import CONTEXT
 from pearl_pp.experiments.lines import Told
+from pearl_pp.experiments.transformers_text import whole_model
 from pearl_pp.runtime.loading import open_pair
-from pearl_pp.stages import checkpoint
 from pearl_pp.stages.rank_module import AnyStage
 from pearl_pp.stages.source import ModelSource
-from pearl_pp.stages.synthetic import SyntheticSource
 from pearl_pp.transport.torch_distributed import pick_device
 
 
@@ -32,7 +31,7 @@ class Whole:
     """transformers' own model, unsplit, with its own cache."""
 
     def __init__(self, source: ModelSource, dtype: torch.dtype, device: torch.device, context: torch.Tensor) -> None:
-        self.model: Any = _whole_model(source, dtype, device)
+        self.model: Any = whole_model(source, dtype, device)
         self._cache = DynamicCache()
         # The argument's name changed between transformers releases.
         has_new_name = "cache" in inspect.signature(self.model.forward).parameters
@@ -45,18 +44,6 @@ class Whole:
         seconds = _timed(lambda: self.model(ids, **self._arguments))[0]
         self._cache.crop(-ids.shape[1])
         return [seconds]
-
-
-def _whole_model(source: ModelSource, dtype: torch.dtype, device: torch.device) -> Any:
-    """As transformers reads it from a folder; the weights of a synthetic model are generated."""
-    if not isinstance(source, SyntheticSource):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source.path, dtype=dtype, trust_remote_code=source.trust_remote_code
-        )
-        return loaded.to(device).eval()
-    model = source.new_model(dtype)
-    checkpoint.load(model, source.tensors, device, None)
-    return model.eval()
 
 
 class Cut:

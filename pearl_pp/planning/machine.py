@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pearl_pp.planning.memory import GB, ModelBytes
-from pearl_pp.simulation.profile import ModelProfile, TargetProfile
+import torch
+
+from pearl_pp.planning.memory import GB, ModelBytes, count_bytes
+from pearl_pp.simulation.profile import Link, ModelProfile, Profile, RanksProfile, TargetProfile
+from pearl_pp.stages.source import ModelSource
 
 # What the profiles that come along assume, too.
 EFFICIENCY = 0.65
@@ -14,6 +18,9 @@ LAUNCH_MS = 0.3
 """Least time of a layer, bound by kernel launches, without CUDA graphs."""
 FLOPS_PER_BYTE = 38.0
 """Usable arithmetic beside usable bandwidth in a prompt: 71 TFLOPS x 50 % over 936 GB/s, an RTX 3090."""
+ASSUMED_BANDWIDTH_GB_S = 936.0  # published: RTX 3090
+ASSUMED_LINK = Link(latency_us=30, bandwidth_gb_s=6)  # through the host's memory, half of PCIe 3.0 x16 or 4.0 x8
+ASSUMED_ACCEPTANCE = 0.7
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,54 @@ class ModelSizes:
             kv_bytes_per_token=max(1, self.sizes.kv_of(0, len(self.sizes.layers), 1)),
             weights_gb=self.total / GB,
         )
+
+
+def model_sizes(source: ModelSource, dtype: torch.dtype) -> ModelSizes:
+    """Of a model in `dtype`; its folder may hold a config.json alone."""
+    read = _numbers_read(source)
+    sizes = count_bytes(source, dtype)
+    return ModelSizes(sizes, source.hidden_size, source.vocab_size, read * dtype.itemsize, 2.0 * read)
+
+
+def _numbers_read(source: ModelSource) -> float:
+    """Weights that a pass over one token reads: of a mixture of experts the ones it is sent to; no embedding, which
+    is looked up, unless it is the head as well.
+    """
+    config = source.config
+    num_experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1
+    share = (getattr(config, "num_experts_per_tok", None) or num_experts) / num_experts
+    embedding = source.meta_model.get_input_embeddings()
+    looked_up = 0 if source.tied else sum(weight.numel() for weight in embedding.parameters())
+    numbers = (
+        weight.numel() * (share if "experts" in name.split(".") else 1.0)
+        for name, weight in source.meta_model.named_parameters()
+    )
+    return sum(numbers) - looked_up
+
+
+def assumed_profile(
+    target: ModelSizes, draft: ModelSizes | None, bandwidth: Sequence[float], link: Link = ASSUMED_LINK
+) -> Profile:
+    """A machine that nobody has measured: bytes over bandwidth.
+
+    Args:
+        bandwidth: of each rank, GB/s (10^9 bytes) as published, or as a copy takes it.
+    """
+    fastest = max(bandwidth)
+    entries = [model.profile(pass_ms(model, fastest)) for model in (target, draft or target)]
+    return Profile(
+        name="assumed",
+        target=entries[0],
+        draft=as_draft(entries[1]),
+        ranks=RanksProfile(memory_gb=(1.0,) * len(bandwidth), speed=tuple(number / fastest for number in bandwidth)),
+        prefill_tokens_per_s=prefill_tokens_per_s(target, fastest),
+        link=link,
+        acceptance=ASSUMED_ACCEPTANCE,
+    )
+
+
+def as_draft(entry: TargetProfile) -> ModelProfile:
+    return ModelProfile.model_validate(entry.model_dump(exclude={"vocab_size"}))
 
 
 def pass_ms(model: ModelSizes, bandwidth_gb_s: float) -> float:

@@ -119,7 +119,7 @@ def resolve_placement(config: RunConfig, num_ranks: int, target_layers: int, dra
     Raises:
         UserError: what was asked for does not fit the models or the ranks.
     """
-    if config.placement.endswith((".yaml", ".yml")):
+    if config.names_placement_file:
         return _from_file(config, num_ranks, target_layers, draft_layers)
     name, preset = _named(config)
     wanted = None if config.verify_interval == "auto" else config.verify_interval

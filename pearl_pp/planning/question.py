@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pearl_pp.config import RunConfig
 from pearl_pp.planning.memory import FIXED, GB, FixedBytes, ModelBytes
 from pearl_pp.simulation.profile import ModelProfile, Profile
 from pearl_pp.stages.pass_bytes import PassBytes
@@ -23,6 +24,14 @@ class Wanted:
     gamma: int | None = None
     handoff: str = "auto"
     strategies: frozenset[str] = frozenset({"ar", "sd", "pearl"})
+
+    @classmethod
+    def of(cls, config: RunConfig, strategy: str) -> Wanted:
+        """What the options of a run leave to the planner."""
+        fill, interval, gamma = (
+            value if isinstance(value, int) else None for value in (config.fill, config.verify_interval, config.gamma)
+        )
+        return cls(config.layer_split, fill, interval, gamma, config.handoff, frozenset({strategy}))
 
 
 @dataclass(frozen=True)

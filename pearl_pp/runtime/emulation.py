@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,17 +16,21 @@ from pearl_pp.decoding.emulated import EmulatedRule
 from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.decoding.verification import VerificationRule, make_rule
 from pearl_pp.errors import UserError
-from pearl_pp.planning.memory import FIXED, GB, ModelBytes, RankBytes, shares_of
+from pearl_pp.planning.layouts import best_split
+from pearl_pp.planning.memory import FIXED, GB, ModelBytes, RankBytes
 from pearl_pp.planning.presets import resolve_placement
 from pearl_pp.planning.question import Question, Wanted, bytes_of_profile
+from pearl_pp.runtime.devices import Device, Machine
 from pearl_pp.runtime.pair import BuildStage, ModelPair, OnBytes, Source
 from pearl_pp.runtime.vocabulary import Vocabulary, load_tokenizer
+from pearl_pp.schedule.placement import Placement
 from pearl_pp.simulation.costs import ProfileCosts
 from pearl_pp.simulation.profile import ModelProfile, Profile
 from pearl_pp.simulation.simulator import CostModel
 from pearl_pp.stages.rank_module import RankModule
 from pearl_pp.stages.sleeping import Sleeper, SleepingSource, SleepingStage
 from pearl_pp.stages.source import open_model
+from pearl_pp.stages.stage_store import StageStore
 from pearl_pp.transport.base import Transport
 from pearl_pp.transport.delayed import DelayedTransport
 
@@ -72,21 +77,26 @@ class EmulatedPair(ModelPair):
     def known_costs(self) -> tuple[CostModel, float]:
         return ProfileCosts(self.profile, self.placement), self.profile.acceptance
 
-    def question(self, config: RunConfig, num_ranks: int) -> Question:
-        given = config.memory_gb or self.profile.ranks.memory_gb[:num_ranks]
-        memory = tuple(share.num_bytes for share in shares_of(given, num_ranks))
+    def speeds(self, devices: Sequence[Device]) -> tuple[float, ...]:
+        return self.profile.ranks.speed[: len(devices)]
+
+    @property
+    def speeds_are_known(self) -> bool:
+        return True
+
+    def question(self, config: RunConfig, machine: Machine) -> Question:
+        num_ranks = len(machine.speed)
         draft = None if self.draft is None else self.model_bytes(self.draft)
-        wanted = Wanted(
-            config.layer_split,
-            _number(config.fill),
-            _number(config.verify_interval),
-            _number(config.gamma),
-            config.handoff,
-            frozenset({self.strategy}),
+        return Question(
+            self.profile,
+            self.model_bytes(self.target),
+            draft,
+            machine.memory or tuple(number * GB for number in self.profile.ranks.memory_gb[:num_ranks]),
+            self.max_len,
+            self.profile.acceptance,
+            FIXED["cuda"],
+            Wanted.of(config, self.strategy),
         )
-        acceptance = self.profile.acceptance
-        bytes_of_target = self.model_bytes(self.target)
-        return Question(self.profile, bytes_of_target, draft, memory, self.max_len, acceptance, FIXED["cuda"], wanted)
 
     def _profile_of(self, source: Source) -> ModelProfile:
         return self.profile.target if source is self.target else self.profile.draft
@@ -94,7 +104,8 @@ class EmulatedPair(ModelPair):
     def linked(self, transport: Transport) -> Transport:
         return DelayedTransport(transport, self.profile.link_s)
 
-    def stage_builder(self, rank: int, device: torch.device) -> BuildStage:
+    def stage_builder(self, rank: int, device: torch.device, stages: StageStore | None = None) -> BuildStage:
+        """Sleeping stages cost nothing: there is none to be shared."""
         sleeper = Sleeper()
 
         def build(source: Source, start: int, end: int, progress: OnBytes) -> SleepingStage:
@@ -131,10 +142,6 @@ class EmulatedPair(ModelPair):
         return {"sleep_overrun_s": sum(s.overrun_s for s in module.stages if isinstance(s, SleepingStage))}
 
 
-def _number(value: int | str) -> int | None:
-    return value if isinstance(value, int) else None
-
-
 def open_emulated_pair(config: RunConfig, strategy: str, num_ranks: int) -> EmulatedPair:
     """The pair that `--emulate` describes, on `num_ranks` ranks.
 
@@ -162,7 +169,7 @@ def open_emulated_pair(config: RunConfig, strategy: str, num_ranks: int) -> Emul
     draft_layers = profile.draft.num_layers if drafts else 0
     wanted = config.model_copy(update={"strategy": strategy})
     placement = resolve_placement(wanted, num_ranks, profile.target.num_layers, draft_layers)
-    return EmulatedPair(
+    pair = EmulatedPair(
         target=source(profile.target),
         draft=source(profile.draft) if drafts else None,
         vocabulary=Vocabulary(tokenizer, vocab_size),
@@ -173,3 +180,15 @@ def open_emulated_pair(config: RunConfig, strategy: str, num_ranks: int) -> Emul
         profile=profile,
         right_id=tokenizer.convert_tokens_to_ids(_FILLER),
     )
+    return replace(pair, placement=_cut(config, pair, num_ranks))
+
+
+def _cut(config: RunConfig, pair: EmulatedPair, num_ranks: int) -> Placement:
+    """The placement with its layers as they would be cut for these cards: evenly where they are alike."""
+    ranks = pair.profile.ranks
+    memory = tuple(number * GB for number in config.memory_gb or ranks.memory_gb[:num_ranks])
+    memory = memory if len(memory) == num_ranks else memory * num_ranks
+    machine = Machine(memory, ranks.speed[:num_ranks])
+    if not (config.leaves_layers_free and machine.is_uneven):
+        return pair.placement
+    return best_split(pair.question(config, machine), pair.placement) or pair.placement

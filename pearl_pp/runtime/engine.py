@@ -26,13 +26,14 @@ from pearl_pp.runtime.metrics import empty_metrics, request_metrics
 from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.runtime.plan import Plan
 from pearl_pp.runtime.rank_engine import RankEngine
-from pearl_pp.runtime.request import Prompt, Request, RequestOutput
-from pearl_pp.runtime.tracing import Tracer
+from pearl_pp.runtime.request import Prompt, Request, RequestOutput, as_prompts
+from pearl_pp.runtime.tracing import Trace, Tracer
 from pearl_pp.runtime.warm_up import make_schedule, warm_up
 from pearl_pp.runtime.watching import explain
 from pearl_pp.schedule.generator import SlotGenerator
 from pearl_pp.schedule.schedule import Schedule
 from pearl_pp.stages.rank_module import RankModule
+from pearl_pp.stages.stage_store import StageStore
 from pearl_pp.telemetry import Event, Recorder, write_chrome_trace
 from pearl_pp.transport.base import Channel, Transport
 from pearl_pp.transport.torch_distributed import connect
@@ -52,6 +53,8 @@ class PearlPP:
         on_plan: called on rank 0 with the lines that say what will be where, before anything is loaded.
         on_progress: called with (what, done bytes, total bytes) while weights are read.
         keeps_events: for `take_events`; a trace keeps them too.
+        stages: of earlier engines with the same `transport`; what is there is not loaded again.
+        exact_pace: an emulated draft pass is scheduled as long as the profile says, and not measured before.
 
     Raises:
         UserError: an option, a model folder or a placement that does not fit.
@@ -65,6 +68,8 @@ class PearlPP:
         on_progress: OnProgress | None = None,
         on_plan: OnPlan | None = None,
         keeps_events: bool = False,
+        stages: StageStore | None = None,
+        exact_pace: bool = False,
         **options: object,
     ) -> None:
         if config is not None and options:
@@ -72,16 +77,22 @@ class PearlPP:
         self.config = config or run_config(options)
         self._owns_transport = transport is None
         self._is_closed = False
+        self._stages = stages
         wires = transport or connect(self.config.run_device, self.config.timeout)
         try:
-            self._set_up(wires, on_progress, on_plan, keeps_events)
+            self._set_up(wires, on_progress, on_plan, keeps_events, exact_pace)
         except BaseException as error:
             if self._owns_transport:
                 wires.abort(repr(error))  # the other ranks need not wait for this one until their time is up
             raise
 
     def _set_up(
-        self, wires: Transport, on_progress: OnProgress | None, on_plan: OnPlan | None, keeps_events: bool
+        self,
+        wires: Transport,
+        on_progress: OnProgress | None,
+        on_plan: OnPlan | None,
+        keeps_events: bool,
+        exact_pace: bool,
     ) -> None:
         pair = open_pair(self.config, wires.world_size, wires.device)
         self._transport = pair.linked(wires)
@@ -98,8 +109,7 @@ class PearlPP:
         if self._transport.device.type == "cpu":
             give_back_large_blocks()
         self._memory = Meter(self._transport.device)
-        module = load_rank(pair, self._transport, on_progress, self._memory.loading)
-        self._transport.barrier(timeout_s=_LOADING_S)
+        module = load_rank(pair, self._transport, on_progress, self._memory.loading, self._stages)
         synchronize = _synchronize if self._transport.device.type == "cuda" else None
         self._recorder = Recorder(keeps_events or self.config.trace is not None, synchronize)
         self._rank_engine = RankEngine(
@@ -108,7 +118,7 @@ class PearlPP:
         self._tracer = Tracer(self._transport, self._recorder, pair.placement.num_stages - 1)
         self._pair, self._module = pair, module
         notes = [*notes, *_notes(self.config, pair), *gather_notes(self._transport, module)]
-        tuned = warm_up(self._transport, self._rank_engine, self._recorder, self.config, pair, schedule)
+        tuned = warm_up(self._transport, self._rank_engine, self._recorder, self.config, pair, schedule, exact_pace)
         self.schedule, self._watcher = tuned.schedule, tuned.watcher
         self.plan = replace(self.plan, schedule=tuned.schedule, notes=(*notes, *tuned.notes))
 
@@ -182,6 +192,14 @@ class PearlPP:
         trace = self._tracer.take()
         return None if trace is None else trace.events
 
+    def traced(self, prompt: Prompt) -> tuple[RequestOutput, Trace | None]:
+        """Collective: the answer to a prompt, and on rank 0 its trace, whatever is kept of other requests."""
+        kept, self._recorder.keeps_events = self._recorder.keeps_events, True
+        try:
+            return self.generate([prompt])[0], self._tracer.take()
+        finally:
+            self._recorder.keeps_events = kept
+
     def close(self) -> None:
         """Collective: writes the trace and disconnects."""
         try:
@@ -220,6 +238,8 @@ class PearlPP:
         if request.draft_end < request.total_len and self._pair.draft is not None:
             end = self._pair.draft.max_positions
             self._warn(f"the draft's context ends at position {end}: from there on the target decodes alone")
+        if self._stages is not None:  # other engines have loaded and freed since the last request
+            self._memory.restart(self._module.held_bytes)
         self._recorder.reset()
         self._transport.reset_counters()
         self._tracer.start(prompt, len(prompt_ids))
@@ -275,23 +295,10 @@ class PearlPP:
 # How long a rank waits for rank 0's next prompt, which may come from a person.
 _IDLE_S = 24 * 3600.0
 
-# How long a rank waits for others that still read their weights: a large stage from a slow disk takes long.
-_LOADING_S = 3600.0
-
 
 def _synchronize() -> None:
     """Waits for the passes that are being timed, not for messages on other streams."""
     torch.cuda.current_stream().synchronize()
-
-
-def as_prompts(prompts: Sequence[str | Prompt], params: SamplingParams | Sequence[SamplingParams]) -> list[Prompt]:
-    """Strings become prompts with `params`; prompts keep their own."""
-    if isinstance(prompts, str):
-        raise UserError("prompts", repr(prompts[:20]), "must be a list of prompts, not one text")
-    each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-    if len(each) != len(prompts):
-        raise UserError("params", len(each), f"must be one for all or one for each of {len(prompts)} prompts")
-    return [p if isinstance(p, Prompt) else Prompt(text=p, params=q) for p, q in zip(prompts, each, strict=True)]
 
 
 def _notes(config: RunConfig, pair: ModelPair) -> Iterator[str]:

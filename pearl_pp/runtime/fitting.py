@@ -1,18 +1,21 @@
-"""What `--placement auto` loads: as much as may be of use and fits the memory there is."""
+"""What a run loads, and where: as much of the draft as may be of use, layers where memory and speed allow."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from pearl_pp.config import RunConfig
 from pearl_pp.errors import UserError
 from pearl_pp.planning.choice import choose
+from pearl_pp.planning.layouts import best_split
 from pearl_pp.planning.memory import RankBytes
 from pearl_pp.planning.question import Question
 from pearl_pp.planning.replica_sets import lighter
-from pearl_pp.runtime.memory import check_memory
+from pearl_pp.runtime.devices import Machine, gather_devices
+from pearl_pp.runtime.memory import memory_of
 from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.schedule.placement import Placement
 from pearl_pp.transport.base import Transport
@@ -25,32 +28,80 @@ def fit_placement(
 ) -> tuple[ModelPair, list[RankBytes], list[str]]:
     """Collective: the pair with a placement that fits, planned memory of each rank, and notes.
 
+    Ranks that are alike get even stages, unless only uneven ones fit. Where ranks differ, layers go where memory and
+    speed allow; with `--placement auto` the planner then chooses the draft's place as well. `--layer-split` and a
+    placement file stand as they are.
+
     Raises:
         UserError: nothing fits; says what is short for the placement asked for.
     """
-    planned = _planned(transport, config, pair)
+    devices = gather_devices(transport)
+    memory = memory_of(config, pair, devices)
+    machine = Machine(memory.of_each_rank(len(devices)), pair.speeds(devices), transport.device.type)
     fault: UserError | None = None
-    for placement in _wanted(config, pair) if planned is None else [planned]:
+    wanted = _Wanted(transport, config, pair, machine)
+    for placement in wanted.placements():
         fitted = replace(pair, placement=placement)
         needed = fitted.planned_bytes(transport.device.type, config.prefill_piece)
         try:
-            check_memory(transport, config, fitted, needed)
+            memory.check(needed, pair.max_len)
         except UserError as error:
             fault = fault or error
             continue
-        return fitted, needed, [] if fault is None else [_less(placement, fault)]
+        return fitted, needed, _notes(pair.placement, placement, fault)
     assert fault is not None, "one placement at least was looked at"
     raise fault
 
 
-def _planned(transport: Transport, config: RunConfig, pair: ModelPair) -> Placement | None:
-    """Collective: the planner's choice, made on rank 0; None where it has nothing to go by, or nothing with a draft."""
-    question = pair.question(config, transport.world_size) if config.adapts else None
-    if question is None:
-        return None
-    payload = json.dumps(_best_with_draft(question)).encode() if transport.rank == 0 else None
-    record = json.loads(transport.broadcast_bytes(payload, src=0, timeout_s=_PLANNING_S))
-    return record and replace(Placement.from_record(record), name=config.placement, gamma=pair.placement.gamma)
+@dataclass(frozen=True)
+class _Wanted:
+    """What may be loaded, the best first. All ranks find the same."""
+
+    transport: Transport
+    config: RunConfig
+    pair: ModelPair
+    machine: Machine
+
+    def placements(self) -> Iterator[Placement]:
+        """The planner's choice where it knows more than presets do; then what presets say."""
+        if self.config.adapts and (self.pair.speeds_are_known or self.machine.is_uneven):
+            planned = self._planned()
+            if planned is not None:
+                yield planned
+        for placement in self._presets():
+            yield from self._cut(placement)
+
+    @cached_property
+    def _question(self) -> Question | None:
+        return self.pair.question(self.config, self.machine)
+
+    def _planned(self) -> Placement | None:
+        """Collective: the planner's choice, made on rank 0; None where it finds none with a draft that fits."""
+        payload = None
+        if self.transport.rank == 0:
+            payload = json.dumps(None if self._question is None else _best_with_draft(self._question)).encode()
+        record = json.loads(self.transport.broadcast_bytes(payload, src=0, timeout_s=_PLANNING_S))
+        name, gamma = self.config.placement, self.pair.placement.gamma
+        return record and replace(Placement.from_record(record), name=name, gamma=gamma)
+
+    def _presets(self) -> Iterator[Placement]:
+        if self.config.adapts and self.pair.placement.replicas:
+            yield from lighter(self.pair.placement, self.config.layer_split)
+        else:
+            yield self.pair.placement
+
+    def _cut(self, placement: Placement) -> Iterator[Placement]:
+        """With even stages, and with stages as memory and speed allow: first where ranks differ."""
+        if not self.config.leaves_layers_free:
+            yield placement
+            return
+        if not self.machine.is_uneven:
+            yield placement
+        cut = None if self._question is None else best_split(self._question, placement)
+        if cut is not None:
+            yield cut
+        if self.machine.is_uneven:
+            yield placement
 
 
 def _best_with_draft(question: Question) -> dict | None:
@@ -63,15 +114,12 @@ def _best_with_draft(question: Question) -> dict | None:
     return entry and entry.placement.record()
 
 
-def _wanted(config: RunConfig, pair: ModelPair) -> Iterator[Placement]:
-    if config.adapts and pair.placement.replicas:
-        yield from lighter(pair.placement, config.layer_split)
-    else:
-        yield pair.placement
-
-
-def _less(placement: Placement, fault: UserError) -> str:
-    """Why less is loaded than might be of use."""
-    if not placement.replicas:
-        return f"no room for the draft, so the target decodes alone: {fault.reason}"
-    return f"fewer copies of the draft than would be of use: {fault.reason}"
+def _notes(asked: Placement, loaded: Placement, fault: UserError | None) -> list[str]:
+    """Where less is loaded than might be of use, or layers are not where a user would expect them: why."""
+    if fault is None:
+        return []
+    if not loaded.replicas and asked.replicas:
+        return [f"no room for the draft, so the target decodes alone: {fault.reason}"]
+    if len(loaded.replicas) < len(asked.replicas):
+        return [f"fewer copies of the draft than would be of use: {fault.reason}"]
+    return [f"layers are cut as memory allows; evenly, {fault.reason}"]

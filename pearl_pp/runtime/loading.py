@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -23,10 +23,14 @@ from pearl_pp.stages.deepspeed_pipeline import pipeline_module
 from pearl_pp.stages.rank_module import AnyStage, RankModule
 from pearl_pp.stages.source import ModelSource, open_model
 from pearl_pp.stages.stage import Stage
+from pearl_pp.stages.stage_store import StageStore
 from pearl_pp.stages.synthetic import SyntheticSource, open_synthetic
 from pearl_pp.transport.base import Transport
 
 OnProgress = Callable[[str, int, int], None]
+
+# How long a rank waits for others that still read their weights: a large stage from a slow disk takes long.
+_LOADING_S = 3600.0
 
 
 def open_pair(config: RunConfig, num_ranks: int, device: torch.device) -> ModelPair:
@@ -100,11 +104,11 @@ def settle_dtype(transport: Transport, pair: ModelPair, option: str) -> tuple[Mo
     return replace(pair, dtype=torch.float16), f"auto: the checkpoint is bfloat16, which {ranks} cannot compute in"
 
 
-def _on_every_rank(transport: Transport, mine: Any) -> list[Any]:
+def _on_every_rank(transport: Transport, mine: Any, timeout_s: float | None = None) -> list[Any]:
     """Collective: what each rank gives, in JSON's terms, on every rank."""
-    gathered = transport.gather_bytes(json.dumps(mine).encode(), dst=0)
+    gathered = transport.gather_bytes(json.dumps(mine).encode(), dst=0, timeout_s=timeout_s)
     everyone = None if gathered is None else json.dumps([json.loads(payload) for payload in gathered]).encode()
-    return json.loads(transport.broadcast_bytes(everyone, src=0))
+    return json.loads(transport.broadcast_bytes(everyone, src=0, timeout_s=timeout_s))
 
 
 def agree(transport: Transport, pair: ModelPair) -> None:
@@ -131,14 +135,60 @@ def load_rank(
     transport: Transport,
     on_progress: OnProgress | None,
     watched: Callable[[], AbstractContextManager[None]] = nullcontext,
+    stages: StageStore | None = None,
 ) -> RankModule:
-    """Builds what the placement puts on this rank and nothing else; `watched` is entered around the building alone."""
+    """Collective: builds what the placement puts on this rank and nothing else.
+
+    Args:
+        watched: entered around the building alone.
+        stages: of earlier engines on this rank; what is there is not built again.
+
+    Raises:
+        UserError: on every rank, where one of them cannot build its part.
+    """
+    faults: list[UserError] = []
 
     def build(rank: int) -> RankModule:
-        with watched():
-            return build_rank(pair, rank, transport.device, on_progress)
+        try:
+            with watched():
+                return build_rank(pair, rank, transport.device, on_progress, stages)
+        except UserError as error:
+            faults.append(error)
+            return RankModule(None, {})
 
-    return pipeline_module(transport.world_size, transport.rank, build)
+    if stages is None:
+        module = pipeline_module(transport.world_size, transport.rank, build)
+    else:
+        module = _load_beside(stages, pair, transport, build)
+    _agree_on_faults(transport, faults)
+    return module
+
+
+def _load_beside(
+    stages: StageStore, pair: ModelPair, transport: Transport, build: Callable[[int], RankModule]
+) -> RankModule:
+    """Collective: stages that are not wanted now go where they leave no room on any rank.
+
+    The pipeline is made once: on four ranks every other one would cost each of them 29 descriptors and 15 threads.
+    """
+    if isinstance(pair.target, ModelSource):
+        kept = StageStore.names(_stages_of(pair, transport.rank), pair.dtype, transport.device)
+        needed = pair.planned_bytes(transport.device.type)[transport.rank].total
+        if not all(_on_every_rank(transport, stages.has_room(kept, needed))):
+            stages.drop_others(kept)
+    if stages.has_pipeline:
+        return build(transport.rank)
+    module = pipeline_module(transport.world_size, transport.rank, build)
+    stages.has_pipeline = True
+    return module
+
+
+def _agree_on_faults(transport: Transport, faults: Sequence[UserError]) -> None:
+    """Collective: raises the first rank's UserError on every rank, if there is one."""
+    mine = [[fault.option, fault.value and str(fault.value), fault.reason] for fault in faults]
+    for found in _on_every_rank(transport, mine, _LOADING_S):
+        for option, value, reason in found:
+            raise UserError(option, value, reason)
 
 
 def gather_notes(transport: Transport, module: RankModule) -> list[str]:
@@ -147,9 +197,15 @@ def gather_notes(transport: Transport, module: RankModule) -> list[str]:
     return [f"rank {rank}: layers are run by the model's own forward" for rank, is_slow in enumerate(slow) if is_slow]
 
 
-def build_rank(pair: ModelPair, rank: int, device: torch.device, on_progress: OnProgress | None = None) -> RankModule:
+def build_rank(
+    pair: ModelPair,
+    rank: int,
+    device: torch.device,
+    on_progress: OnProgress | None = None,
+    stages: StageStore | None = None,
+) -> RankModule:
     """The target stage and the draft shards of one rank."""
-    build_stage = pair.stage_builder(rank, device)
+    build_stage = pair.stage_builder(rank, device, stages)
 
     def build(source: Source, start: int, end: int, what: str) -> AnyStage:
         def progress(done: int, total: int) -> None:
@@ -165,3 +221,13 @@ def build_rank(pair: ModelPair, rank: int, device: torch.device, on_progress: On
         assert pair.draft is not None
         shards[number] = build(pair.draft, shard.start, shard.end, "draft")
     return RankModule(target, shards)
+
+
+def _stages_of(pair: ModelPair, rank: int) -> Iterator[tuple[ModelSource, int, int]]:
+    """What `build_rank` asks for, in its order."""
+    if layers := pair.placement.stage_range(rank):
+        assert isinstance(pair.target, ModelSource)
+        yield pair.target, *layers
+    for shard in pair.placement.shards_on(rank).values():
+        assert isinstance(pair.draft, ModelSource)
+        yield pair.draft, shard.start, shard.end

@@ -2,56 +2,57 @@
 
 from __future__ import annotations
 
-import json
-import socket
-
-import torch
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pearl_pp.config import RunConfig
 from pearl_pp.planning.memory import RankBytes, Share, check_fits, shares_of, shown
+from pearl_pp.runtime.devices import Device
 from pearl_pp.runtime.pair import ModelPair
-from pearl_pp.transport.base import Transport
 
 
-def check_memory(transport: Transport, config: RunConfig, pair: ModelPair, planned: list[RankBytes]) -> None:
-    """Collective: every rank learns, before it loads anything, whether the plan fits all of them.
+@dataclass(frozen=True)
+class Memory:
+    """What the ranks may use, and the option that says so.
 
     Args:
-        planned: of each rank.
+        shares: bytes; none for ranks on a CPU where no option limits them.
+    """
+
+    shares: tuple[Share, ...]
+    option: str
+    value: object
+
+    def check(self, planned: Sequence[RankBytes], max_len: int) -> None:
+        """Raises UserError, which names the option, the rank and what is short."""
+        check_fits(planned, self.shares, max_len, self.option, self.value)
+
+    def of_each_rank(self, num_ranks: int) -> tuple[float, ...] | None:
+        """Bytes; ranks on one card have equal parts. None where some rank has no limit."""
+        each = {rank: share.num_bytes / len(share.ranks) for share in self.shares for rank in share.ranks}
+        return tuple(each[rank] for rank in range(num_ranks)) if len(each) == num_ranks else None
+
+
+def memory_of(config: RunConfig, pair: ModelPair, devices: Sequence[Device]) -> Memory:
+    """What `--memory-gb` says, else the profile of an emulated run, else the cards.
 
     Raises:
-        UserError: the same on every rank; names the option, the rank and what is short.
+        UserError: `--memory-gb` has another length.
     """
-    cards = _gather_cards(transport)
+    num_ranks = len(devices)
     if config.memory_gb is not None:
-        shares = shares_of(config.memory_gb, transport.world_size)
-        check_fits(planned, shares, pair.max_len, "--memory-gb", shown(config.memory_gb))
-    elif pair.memory_gb is not None:
-        shares = shares_of(pair.memory_gb[: transport.world_size], transport.world_size)
-        check_fits(planned, shares, pair.max_len, "--emulate", config.emulate)
-    else:
-        share = config.gpu_memory_utilization
-        check_fits(planned, shares_of_cards(cards, share), pair.max_len, "--gpu-memory-utilization", share)
+        return Memory(tuple(shares_of(config.memory_gb, num_ranks)), "--memory-gb", shown(config.memory_gb))
+    if pair.memory_gb is not None:
+        return Memory(tuple(shares_of(pair.memory_gb[:num_ranks], num_ranks)), "--emulate", config.emulate)
+    share = config.gpu_memory_utilization
+    return Memory(tuple(shares_of_cards(devices, share)), "--gpu-memory-utilization", share)
 
 
-Card = tuple[str, int]
-
-
-def shares_of_cards(cards: list[Card | None], utilization: float) -> list[Share]:
-    """What the ranks on each card may use of it. `cards`: name and bytes of each rank's, None without one."""
-    return [
-        Share(tuple(rank for rank, card in enumerate(cards) if card == wanted), utilization * wanted[1])
-        for wanted in dict.fromkeys(cards)
-        if wanted is not None
-    ]
-
-
-def _gather_cards(transport: Transport) -> list[Card | None]:
-    """Collective: every rank's card, on every rank."""
-    mine = None
-    if transport.device.type == "cuda":
-        properties = torch.cuda.get_device_properties(transport.device)
-        mine = (f"{socket.gethostname()} {properties.uuid}", properties.total_memory)
-    gathered = transport.gather_bytes(json.dumps(mine).encode(), dst=0)
-    everyone = None if gathered is None else json.dumps([json.loads(payload) for payload in gathered]).encode()
-    return [card and (card[0], card[1]) for card in json.loads(transport.broadcast_bytes(everyone, src=0))]
+def shares_of_cards(devices: Sequence[Device], utilization: float) -> list[Share]:
+    """What the ranks on each card may use of it: no more than is free of it."""
+    shares = []
+    for card in dict.fromkeys(device.card for device in devices if device.card is not None):
+        ranks = tuple(rank for rank, device in enumerate(devices) if device.card == card)
+        free = min(devices[rank].free_bytes for rank in ranks)
+        shares.append(Share(ranks, min(utilization * devices[ranks[0]].total_bytes, free)))
+    return shares

@@ -48,6 +48,14 @@ class Meter:
             watcher.join()
             self._start_running()
 
+    def restart(self, held_bytes: int) -> None:
+        """Count from here on: what is in use now counts as `held_bytes`, the share of it that is this engine's."""
+        self._loading_peak = 0
+        self._baseline = self._now() - held_bytes
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        self._start_running()
+
     def peak_bytes(self) -> int:
         """The most so far, above the baseline."""
         if self._device.type == "cuda":

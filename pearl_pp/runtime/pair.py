@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +12,10 @@ import transformers
 from pearl_pp.config import RunConfig
 from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.decoding.verification import VerificationRule, make_rule
+from pearl_pp.planning.machine import ASSUMED_ACCEPTANCE, assumed_profile, model_sizes
 from pearl_pp.planning.memory import FIXED, ModelBytes, RankBytes, count_bytes, largest_piece, planned_bytes
-from pearl_pp.planning.question import Question
+from pearl_pp.planning.question import Question, Wanted
+from pearl_pp.runtime.devices import Device, Machine, bandwidths
 from pearl_pp.runtime.vocabulary import Vocabulary
 from pearl_pp.runtime.wiring import Wiring
 from pearl_pp.schedule.placement import Placement
@@ -21,7 +23,8 @@ from pearl_pp.simulation.simulator import CostModel
 from pearl_pp.stages.rank_module import AnyStage, RankModule
 from pearl_pp.stages.sleeping import SleepingSource
 from pearl_pp.stages.source import ModelSource
-from pearl_pp.stages.stage import build_stage
+from pearl_pp.stages.stage import Stage, build_stage
+from pearl_pp.stages.stage_store import StageStore
 from pearl_pp.stages.synthetic import SyntheticSource
 from pearl_pp.transport.base import Transport
 
@@ -105,22 +108,50 @@ class ModelPair:
         """Times of passes and messages, and the acceptance, where they are known before anything has run."""
         return None
 
-    def question(self, config: RunConfig, num_ranks: int) -> Question | None:
-        """What the planner is asked for `--placement auto`, where speeds are known before anything has run."""
-        return None
+    def speeds(self, devices: Sequence[Device]) -> tuple[float, ...]:
+        """Of each rank, relative to each other."""
+        return bandwidths(devices)
+
+    @property
+    def speeds_are_known(self) -> bool:
+        """Whether the planner knows how fast the models are before anything has run."""
+        return False
+
+    def question(self, config: RunConfig, machine: Machine) -> Question | None:
+        """What the planner is asked; None where it does not know what the ranks have."""
+        if machine.memory is None:
+            return None
+        assert isinstance(self.target, ModelSource)
+        target = model_sizes(self.target, self.dtype)
+        draft = model_sizes(self.draft, self.dtype) if isinstance(self.draft, ModelSource) else None
+        return Question(
+            assumed_profile(target, draft, machine.speed),
+            target.sizes,
+            draft and draft.sizes,
+            machine.memory,
+            self.max_len,
+            ASSUMED_ACCEPTANCE,
+            FIXED[machine.device_type],
+            Wanted.of(config, self.strategy),
+        )
 
     def linked(self, transport: Transport) -> Transport:
         """The transport that messages of this run travel on."""
         return transport
 
-    def stage_builder(self, rank: int, device: torch.device) -> BuildStage:
-        """Builds layers [start, end) of a source on `rank`."""
+    def stage_builder(self, rank: int, device: torch.device, stages: StageStore | None = None) -> BuildStage:
+        """Builds layers [start, end) of a source on `rank`, or takes them out of `stages`."""
 
-        def build(source: Source, start: int, end: int, progress: OnBytes) -> AnyStage:
-            assert isinstance(source, ModelSource)
+        def load(source: ModelSource, start: int, end: int, progress: OnBytes) -> Stage:
             return build_stage(
                 source, start, end, dtype=self.dtype, device=device, max_len=self.max_len, progress=progress
             )
+
+        take = load if stages is None else stages.lend(load, self.dtype, device)
+
+        def build(source: Source, start: int, end: int, progress: OnBytes) -> AnyStage:
+            assert isinstance(source, ModelSource)
+            return take(source, start, end, progress)
 
         return build
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from pearl_pp.config.reading import one_line
@@ -75,6 +75,16 @@ def _texts_in(value: object) -> Iterator[str]:
     elif isinstance(value, (Mapping, list, tuple)):
         for part in value.values() if isinstance(value, Mapping) else value:
             yield from _texts_in(part)
+
+
+def as_prompts(prompts: Sequence[str | Prompt], params: SamplingParams | Sequence[SamplingParams]) -> list[Prompt]:
+    """Strings become prompts with `params`; prompts keep their own."""
+    if isinstance(prompts, str):
+        raise UserError("prompts", repr(prompts[:20]), "must be a list of prompts, not one text")
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+    if len(each) != len(prompts):
+        raise UserError("params", len(each), f"must be one for all or one for each of {len(prompts)} prompts")
+    return [p if isinstance(p, Prompt) else Prompt(text=p, params=q) for p, q in zip(prompts, each, strict=True)]
 
 
 @dataclass(frozen=True)

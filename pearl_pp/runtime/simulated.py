@@ -11,7 +11,7 @@ import torch
 from pearl_pp.config import RunConfig
 from pearl_pp.errors import UserError
 from pearl_pp.planning.modes import Family, Limits, modes
-from pearl_pp.planning.prediction import exact_pass_ticks
+from pearl_pp.planning.prediction import exact_pass_ticks, expected_tokens_per_s
 from pearl_pp.planning.speed_table import speed_table
 from pearl_pp.runtime.emulation import EmulatedPair
 from pearl_pp.runtime.engine import make_schedule
@@ -92,16 +92,23 @@ def simulate(config: RunConfig, num_ranks: int, prompt_len: int, overheads: Over
     return SimulatedRequest(pair, request, schedule, costs, timeline)
 
 
+def expected_speed(config: RunConfig, num_ranks: int) -> float:
+    """Tokens per second of `config` in the long run by its profile, without the noise of one text or of the runtime.
+
+    Raises:
+        UserError: what the emulated run would refuse.
+    """
+    pair = open_pair(config, num_ranks, torch.device("cpu"))
+    assert isinstance(pair, EmulatedPair), "that is what --emulate opens"
+    costs = ProfileCosts(pair.profile, pair.placement)
+    return expected_tokens_per_s(_paced(config, pair), costs, pair.profile.acceptance)
+
+
 def _schedule(config: RunConfig, pair: EmulatedPair, request: Request) -> Schedule:
     """The generator's parameters that a run arrives at for this request. The pace does not know of overheads: a pass
     that is told to be a little longer than a share of a slot would lose the rest of it.
     """
-    schedule = make_schedule(config, pair)
-    free = ProfileCosts(pair.profile, pair.placement)
-    if config.adapts and schedule.replicas:
-        schedule = _fastest(schedule, pair, free, limits_of(config, pair))
-    elif pair.strategy == "pearl" and pair.placement.gamma is None:
-        schedule = schedule.with_pass_ticks(exact_pass_ticks(pair.placement, free))
+    schedule = _paced(config, pair)
     return replace(
         schedule,
         sends_probs=pair.make_rule(config.verify, request.params, request.seed).needs_probs,
@@ -109,6 +116,17 @@ def _schedule(config: RunConfig, pair: EmulatedPair, request: Request) -> Schedu
             len(request.token_ids), schedule.num_stages, pair.min_prefill_piece, config.prefill_piece
         ),
     )
+
+
+def _paced(config: RunConfig, pair: EmulatedPair) -> Schedule:
+    """What holds for every request."""
+    schedule = make_schedule(config, pair)
+    free = ProfileCosts(pair.profile, pair.placement)
+    if config.adapts and schedule.replicas:
+        return _fastest(schedule, pair, free, limits_of(config, pair))
+    if pair.strategy == "pearl" and pair.placement.gamma is None:
+        return schedule.with_pass_ticks(exact_pass_ticks(pair.placement, free))
+    return schedule
 
 
 def _fastest(base: Schedule, pair: EmulatedPair, costs: ProfileCosts, limits: Limits) -> Schedule:

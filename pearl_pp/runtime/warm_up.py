@@ -9,6 +9,7 @@ from pearl_pp.config import RunConfig
 from pearl_pp.config.strategies import STRATEGIES
 from pearl_pp.errors import UserError
 from pearl_pp.planning.modes import Family, Limits
+from pearl_pp.planning.prediction import exact_pass_ticks
 from pearl_pp.planning.presets import FIRST_GAMMA
 from pearl_pp.runtime.intake import make_request
 from pearl_pp.runtime.pair import ModelPair
@@ -16,6 +17,7 @@ from pearl_pp.runtime.rank_engine import RankEngine
 from pearl_pp.runtime.request import Prompt, Request
 from pearl_pp.runtime.tuning import TRIAL_TOKENS, Tuned, Tuner
 from pearl_pp.schedule.schedule import Schedule, plain, speculative
+from pearl_pp.simulation.simulator import CostModel
 from pearl_pp.telemetry import Recorder
 from pearl_pp.transport.base import Transport
 
@@ -67,29 +69,44 @@ def warm_up(
     config: RunConfig,
     pair: ModelPair,
     schedule: Schedule,
+    exact_pace: bool = False,
 ) -> Tuned:
-    """Collective: the schedule that requests start with, and who may change it."""
+    """Collective: the schedule that requests start with, and who may change it.
+
+    exact_pace: where times are known, and only the length of a draft pass would be measured, nothing is run.
+    """
     limits = limits_of(config, pair)
     is_fixed = limits.families == {Family.TURNS} and limits.gamma is not None
     if config.adapts and schedule.replicas and not is_fixed:
         request = _trial_request(config, pair)
         if request is not None:
             return Tuner(transport, rank_engine, recorder, pair, schedule, limits, request).run()
-    return _measure_pace(rank_engine, pair, schedule)
-
-
-def _measure_pace(rank_engine: RankEngine, pair: ModelPair, schedule: Schedule) -> Tuned:
-    """A short run; where gamma is free the last stage sets the length of a draft pass from what the ranks report."""
-    strategy = STRATEGIES[pair.strategy]
-    measures = schedule.drafts and pair.placement.gamma is None and strategy.pre_verify
-    request = _request(pair, (0, 1), _TOKENS)
-    if request is not None:
-        request = replace(request, report_at=_REPORTS if measures else ())
-        pass_ticks = rank_engine.run(request, schedule).generator.schedule.pass_ticks
-        schedule = schedule.with_pass_ticks(pass_ticks) if measures else schedule
-    takes_turns = schedule.drafts and not strategy.pre_verify and pair.placement.gamma is None
+    known = pair.known_costs() if exact_pace else None
+    paced = _measured_pace(rank_engine, pair, schedule) if known is None else with_exact_pace(schedule, pair, known[0])
+    takes_turns = schedule.drafts and not STRATEGIES[pair.strategy].pre_verify and pair.placement.gamma is None
     notes = (f"gamma is {FIRST_GAMMA} where none is given: with sd it is not measured",) if takes_turns else ()
-    return Tuned(schedule, None, notes)
+    return Tuned(paced, None, notes)
+
+
+def with_exact_pace(schedule: Schedule, pair: ModelPair, costs: CostModel) -> Schedule:
+    """Where gamma is to be measured, draft passes are exactly as long as `costs` say."""
+    return schedule.with_pass_ticks(exact_pass_ticks(pair.placement, costs)) if _measures(schedule, pair) else schedule
+
+
+def _measures(schedule: Schedule, pair: ModelPair) -> bool:
+    """Whether the length of a draft pass is to be found."""
+    return schedule.drafts and pair.placement.gamma is None and STRATEGIES[pair.strategy].pre_verify
+
+
+def _measured_pace(rank_engine: RankEngine, pair: ModelPair, schedule: Schedule) -> Schedule:
+    """A short run; where gamma is free the last stage sets the length of a draft pass from what the ranks report."""
+    measures = _measures(schedule, pair)
+    request = _request(pair, (0, 1), _TOKENS)
+    if request is None:
+        return schedule
+    request = replace(request, report_at=_REPORTS if measures else ())
+    pass_ticks = rank_engine.run(request, schedule).generator.schedule.pass_ticks
+    return schedule.with_pass_ticks(pass_ticks) if measures else schedule
 
 
 def _trial_request(config: RunConfig, pair: ModelPair) -> Request | None:

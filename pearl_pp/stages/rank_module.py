@@ -24,6 +24,11 @@ class RankModule(nn.Module):
         return sum(stage.weight_bytes for stage in self.stages)
 
     @property
+    def held_bytes(self) -> int:
+        """Weights and KV entries as they are now."""
+        return sum(stage.held_bytes for stage in self.stages)
+
+    @property
     def stages(self) -> list[AnyStage]:
         """Every stage on this rank, the target's first."""
         return [*([self.target] if self.target is not None else []), *self.shards.values()]

@@ -145,6 +145,7 @@ class SleepingStage(nn.Module):
         self.dtype = torch.bfloat16
         self.device = torch.device("cpu")
         self.weight_bytes = weight_bytes
+        self.held_bytes = 0
         self.cache = SleepingCache(start, end - start, kv_bytes_per_layer)
         self.overrun_s = 0.0
         self.duration = duration

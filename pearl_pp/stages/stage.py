@@ -74,6 +74,11 @@ class Stage(nn.Module):
         self.cache.reset(max_len)
 
     @property
+    def held_bytes(self) -> int:
+        """Weights and KV entries as they are now."""
+        return self.weight_bytes + self.cache.entries.nbytes
+
+    @property
     def is_lean(self) -> bool:
         """Whether the layers are called directly; else the model's own forward is, at more cost per pass."""
         return self._calls is not None

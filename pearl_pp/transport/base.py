@@ -103,8 +103,8 @@ class Transport(Protocol):
         """Post a receive of the next message of `channel` from rank `src`.
 
         wait() returns a tensor on `device` (CONTROL: on the CPU). `shape` and `dtype` must be those of the
-        message: only bytes cross a network. gloo ends the process when there are more than asked for; where there
-        are fewer, wait() raises MessageMismatch.
+        message: only bytes cross a network. Where there are fewer than asked for, or more, wait() raises
+        MessageMismatch (gloo ends the process where there are more than twice as many, and over 64 KiB).
         """
         ...
 

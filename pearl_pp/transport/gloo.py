@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,9 +21,11 @@ whether a send is finished. Ranks post in one global order, so this wait cannot 
 
 _UNUSED_TAG = 1 << 20
 
-# Lies in the last bytes of a receive until a message covers it: gloo takes a message that is too short in silence.
+# Lies in the last bytes of a receive, and right behind it, until a message covers it. gloo takes a message that is
+# too short in silence, and ends the process where one is too long: so a receive has room for one of that kind, too.
 _NOT_WRITTEN = 0x9D3FA1C64E7B5082
 _MARK_BYTES = 8
+_LEAST_EXTRA_BYTES = 2**16
 
 
 def _nothing() -> None: ...
@@ -88,13 +91,16 @@ class GlooTransport(PointToPointTransport):
 
     def irecv(self, channel: Channel, src: int, shape: Sequence[int], dtype: torch.dtype) -> Pending:
         staged = channel is not Channel.CONTROL and self.device.type != "cpu"
-        host = torch.empty(shape, dtype=dtype, pin_memory=staged)
-        if host.numel() == 0:
-            return Completed(host.to(self.device) if staged else host)
+        numel = math.prod(shape)
+        if numel == 0:
+            return Completed(torch.empty(shape, dtype=dtype, device=self.device if staged else "cpu"))
+        room = torch.empty(numel + max(numel, _LEAST_EXTRA_BYTES // dtype.itemsize), dtype=dtype, pin_memory=staged)
+        host = room[:numel].view(tuple(shape))
         if host.nbytes >= _MARK_BYTES:
-            _last_bytes(host).value = _NOT_WRITTEN
+            _bytes_at(host, host.nbytes - _MARK_BYTES).value = _NOT_WRITTEN
+        _bytes_at(host, host.nbytes).value = _NOT_WRITTEN
         try:
-            work = self._groups[channel].recv([host], src, self._first_tag + channel)
+            work = self._groups[channel].recv([room], src, self._first_tag + channel)
         except RuntimeError as error:
             raise self._lost(error, channel, src) from None
         return (_StagedReceive if staged else _Receive)(self, channel, src, host, work)
@@ -115,10 +121,14 @@ class GlooTransport(PointToPointTransport):
             raise TransportTimeout(self.rank, peer, channel, seconds) from None
 
     def check(self, received: torch.Tensor, channel: Channel, peer: int) -> None:
-        """Raise MessageMismatch where a message did not fill its tensor."""
-        if received.nbytes >= _MARK_BYTES and _last_bytes(received).value == _NOT_WRITTEN:
+        """Raise MessageMismatch where a message did not fill its tensor, or went past its end."""
+        size = received.nbytes
+        too_long = _bytes_at(received, size).value != _NOT_WRITTEN
+        too_short = size >= _MARK_BYTES and _bytes_at(received, size - _MARK_BYTES).value == _NOT_WRITTEN
+        if too_long or too_short:
             self._broken = True
-            raise MessageMismatch(self.rank, peer, channel, f"shorter than the {received.nbytes} bytes expected")
+            how = "longer" if too_long else "shorter"
+            raise MessageMismatch(self.rank, peer, channel, f"{how} than the {size} bytes expected")
 
     def _lost(self, error: RuntimeError, channel: Channel, peer: int) -> TransportError:
         self._broken = True
@@ -193,7 +203,7 @@ class _Message:
 
 
 class _Receive(_Message):
-    """Lands in memory of its own, and must fill it."""
+    """Lands in memory of its own, and must fill it to the end and no further."""
 
     __slots__ = ()
 
@@ -217,8 +227,9 @@ class _StagedReceive(_Receive):
         return tensor
 
 
-def _last_bytes(tensor: torch.Tensor) -> ctypes.c_uint64:
-    return ctypes.c_uint64.from_address(tensor.data_ptr() + tensor.nbytes - _MARK_BYTES)
+def _bytes_at(tensor: torch.Tensor, offset: int) -> ctypes.c_uint64:
+    """Eight bytes of `tensor`'s memory, which may lie behind its last element."""
+    return ctypes.c_uint64.from_address(tensor.data_ptr() + offset)
 
 
 def _to_pinned(tensor: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,8 @@ def main(then: str) -> None:
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
     addresses = {c.laddr.ip.removeprefix("::ffff:") for c in sockets() if c.status == "ESTABLISHED"}
     assert addresses <= {"127.0.0.1", "::1"}, addresses
+    listening = {c.laddr.ip for c in sockets() if c.status == "LISTEN"}
+    assert listening and listening <= {"127.0.0.1", "::1"}, listening
     if then == "deepspeed":
         use_deepspeed()
     transport.close()

@@ -25,7 +25,9 @@ def raises() -> None:
 
 
 def runs_out_of_memory() -> None:
-    raise MemoryError
+    import torch
+
+    torch.empty(2**44)
 
 
 def is_killed() -> None:
@@ -41,8 +43,8 @@ def meets_a_full_disk() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
 
-def sends_too_much() -> None:
-    _spoil_sends(lambda tensor: tensor.repeat(2, *[1] * (tensor.ndim - 1)))
+def sends_another_dtype() -> None:
+    _spoil_sends(lambda tensor: tensor.double())
 
 
 def sends_too_little() -> None:
@@ -61,7 +63,7 @@ def _spoil_sends(spoil: Callable[[Any], Any]) -> None:
 
 
 def is_slow() -> None:
-    """From now on every slot takes some ten times longer."""
+    """From now on every slot takes this rank some ten times longer."""
     from pearl_pp.schedule.generator import SlotGenerator
 
     next_slot = SlotGenerator.next_slot
@@ -77,6 +79,10 @@ def waits_for_the_test() -> None:
     """Nothing bad here: the test itself does it."""
 
 
+def is_interrupted() -> None:
+    """The test does it."""
+
+
 def never_comes() -> None:
     time.sleep(3600)
 
@@ -89,10 +95,11 @@ FAULTS: dict[str, Callable[[], None]] = {
         is_killed,
         is_stopped,
         meets_a_full_disk,
-        sends_too_much,
+        sends_another_dtype,
         sends_too_little,
         is_slow,
         waits_for_the_test,
+        is_interrupted,
         never_comes,
     )
 }

@@ -1,4 +1,4 @@
-"""A run of four real ranks in which something goes wrong, and what became of it."""
+"""A run of real ranks in which something goes wrong, and what became of it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from tests.integration.commands import MARK, ROOT, still_running
 
-NUM_RANKS = 4
 TIMEOUT_S = 8.0
 NUM_PROMPTS = 60
 NUM_TOKENS = 24
@@ -34,7 +35,20 @@ LAUNCHERS: dict[str, Callable[[int], list[str]]] = {
     "torchrun": lambda ranks: [
         "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m", MODULE,
     ],
+    "deepspeed": lambda ranks: deepspeed(ranks, free_port()),
 }  # fmt: skip
+
+
+def deepspeed(num_ranks: int, port: int) -> list[str]:
+    return [
+        "-m", "deepspeed.launcher.runner", "--num_gpus", str(num_ranks), "--master_addr", "127.0.0.1",
+        "--master_port", str(port), "--module", MODULE,
+    ]  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 @dataclass(frozen=True)
@@ -42,23 +56,30 @@ class Outcome:
     """What a run left behind.
 
     Args:
-        told_s: from the fault to the first line on stderr that starts with "error", seconds; None: none came.
+        lines: what was said on stderr (deepspeed: and stdout), each line with the seconds from the fault to it.
         ended_s: from the fault to the end of the last process, seconds.
         finished: the requests in the record.
         left_running: processes that outlived the launcher.
     """
 
     exit_code: int
-    stderr: str
-    told_s: float | None
+    lines: list[tuple[float, str]]
     ended_s: float
     finished: list[dict]
     left_running: int
     port_is_free: bool
 
     @property
+    def stderr(self) -> str:
+        return "".join(line for _, line in self.lines)
+
+    @property
     def errors(self) -> list[str]:
-        return [line for line in self.stderr.splitlines() if line.startswith("error")]
+        return [line.rstrip("\n") for _, line in self.lines if line.startswith("error")]
+
+    def told_s(self, text: str) -> float | None:
+        """From the fault to the first line with `text` in it, seconds; None: none came, or no text."""
+        return next((seconds for seconds, line in self.lines if text and text in line), None)
 
 
 class Scene:
@@ -71,33 +92,36 @@ class Scene:
         rank: int,
         after: int = 0,
         options: Sequence[str] = (),
-        launcher: str = "pearl-pp run",
-        num_ranks: int = NUM_RANKS,
+        launcher: str | Sequence[str] = "pearl-pp run",
+        num_ranks: int = 2,
+        num_prompts: int = NUM_PROMPTS,
     ) -> None:
         self.folder = folder
         self.record = folder / "record.json"
         self._mark = uuid.uuid4().hex
         prompts = folder / "prompts.txt"
-        prompts.write_text("".join(f"def function_{i}(self):\n" for i in range(NUM_PROMPTS)))
+        prompts.write_text("".join(f"def function_{i}(self):\n" for i in range(num_prompts)))
+        launched = LAUNCHERS[launcher](num_ranks) if isinstance(launcher, str) else launcher
         fault = json.dumps({"what": what, "rank": rank, "after": after})
         own = {"FAULT": fault, "FAULT_FOLDER": str(folder), MARK: self._mark}
+        logs_on_stdout = launcher == "deepspeed"
         self.process = subprocess.Popen(
             [
-                sys.executable, *LAUNCHERS[launcher](num_ranks), "--prompts", str(prompts), "--json", str(self.record),
+                sys.executable, *launched, "--prompts", str(prompts), "--json", str(self.record),
                 "--max-new-tokens", str(NUM_TOKENS), "--gamma", "4", "--timeout", f"{TIMEOUT_S:g}", "--quiet",
                 *options,
             ],
             env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | own,
-            cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            start_new_session=True,
+            cwd="/", stdin=subprocess.DEVNULL, text=True, start_new_session=True,
+            stdout=subprocess.PIPE if logs_on_stdout else subprocess.DEVNULL,
+            stderr=subprocess.STDOUT if logs_on_stdout else subprocess.PIPE,
         )  # fmt: skip
         self._lines: list[tuple[float, str]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for line in self.process.stderr or self.process.stdout or ():
             self._lines.append((time.time(), line))
 
     def arm(self) -> None:
@@ -113,6 +137,11 @@ class Scene:
     def finished(self) -> list[dict]:
         """The requests on disk: what is there can be read at any time."""
         return json.loads(self.record.read_text())["requests"] if self.record.exists() else []
+
+    def ranks(self) -> list[psutil.Process]:
+        """The processes of the ranks; the launchers above them are left out."""
+        started = psutil.Process(self.process.pid).children(recursive=True)
+        return [process for process in started if "RANK" in process.environ()]
 
     def interrupt(self) -> None:
         """Ctrl-C: the terminal sends it to the launcher and to every rank."""
@@ -131,9 +160,8 @@ class Scene:
         self._reader.join(10)
         fired = self.folder / "fired"
         since = float(fired.read_text() or 0) if fired.exists() else ended
-        told = next((when - since for when, line in self._lines if line.startswith("error")), None)
-        text = "".join(line for _, line in self._lines)
-        return Outcome(exit_code, text, told, ended - since, self.finished(), len(left), self._port_is_free())
+        lines = [(when - since, line) for when, line in self._lines]
+        return Outcome(exit_code, lines, ended - since, self.finished(), len(left), self._port_is_free())
 
     def _port_is_free(self) -> bool:
         port = int((self.folder / "port-0").read_text())

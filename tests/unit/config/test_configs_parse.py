@@ -8,6 +8,7 @@ import pytest
 from pearl_pp import builtin
 from pearl_pp.config import RunConfig, read_placement_file, read_profile, read_shape
 from pearl_pp.config.flags import parse_flags
+from pearl_pp.experiments.retained.experiment_file import read_experiment_file
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 FILES = sorted(path for path in CONFIGS.rglob("*") if path.is_file() and path.name != "README.md")
@@ -16,6 +17,7 @@ READERS = {
     "placements": read_placement_file,
     "profiles": read_profile,
     "models": read_shape,
+    "experiments": read_experiment_file,
 }
 
 

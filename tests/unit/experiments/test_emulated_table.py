@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from pearl_pp.config import RunConfig
+from pearl_pp.config import RunConfig, read_profile
+from pearl_pp.errors import UserError
 from pearl_pp.experiments import emulated_table
-from pearl_pp.experiments.emulated_rows import TABLES, Row
+from pearl_pp.experiments.emulated_rows import TABLES, Row, profile_path
+from pearl_pp.experiments.emulated_run import EmulatedRun
 from pearl_pp.experiments.emulated_table import Bench
 from pearl_pp.runtime.loading import open_pair
+from pearl_pp.schedule.placement import Placement, Shard
 from pearl_pp.simulation.costs import FREE, Overheads
 
 ROWS = {row.name: row for table in TABLES.values() for row in table.rows()}
@@ -74,8 +77,43 @@ def test_all_runs_are_written(
     for row in content["rows"]:
         assert len(row["emulated"]) == 2 and len(row["simulated"]) == 2
         for run in row["emulated"]:
-            assert run["num_tokens"] == 4 and run["first_token_s"] == run["verdict_times"][0] > 0
+            assert run["num_tokens"] == 4 and run["first_token_s"] > 0 and run["tokens_per_s"] > 0
         free, slower = (timeline["first_token_s"] for timeline in row["simulated"])
         assert free < slower
     out = capsys.readouterr().out
     assert "ms to the first token" in out and "% (<= 500)" in out
+
+
+def test_a_row_that_cannot_run_leaves_the_ranks_to_the_next(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, 4)
+    try:
+        with pytest.raises(UserError, match="nowhere"):
+            bench.emulate(Row("broken", 2, "even_c12", 0.7, {"placement": "nowhere.yaml"}))
+        assert bench.emulate(Row("plain", 2, "even_c12", 0.7, {"strategy": "ar"})).num_tokens == 4
+    finally:
+        bench.close()
+
+
+def test_a_measurement_that_fails_ends_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+    monkeypatch.setattr(Bench, "close", lambda self: closed.append("once"))
+    monkeypatch.setattr(Bench, "measured_overheads", lambda self, num_ranks: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        emulated_table.measure([Row("plain", 2, "even_c12", 0.7)], 4, 1)
+    assert len(closed) == 1
+
+
+def test_what_a_pass_takes_beyond_the_profile_is_the_largest_of_all_ranks() -> None:
+    """T = 120 ms on two even stages, t = 15 ms on rank 1."""
+    profile = read_profile(str(profile_path("even_c8")))
+    layers, draft_layers = profile.target.num_layers, profile.draft.num_layers
+    replica = (Shard(1, 0, draft_layers),)
+    placement = Placement("mine", (layers // 2, layers // 2), (replica,), 1, 2, None, "catchup").record()
+    ranks = [
+        {"target_pass_ms": 63.0, "draft_pass_ms": 0.0, "sleep_overrun_s": 0.25},
+        {"target_pass_ms": 99.0, "draft_pass_ms": 15.5, "sleep_overrun_s": 0.125},
+    ]
+    metrics = {"num_output_tokens": 11, "ttft_s": 0.5, "decode_s": 2.0, "per_rank": ranks}
+    run = EmulatedRun.of({"metrics": metrics, "plan": {"placement": placement}}, profile)
+    assert run.pass_overhead_s == pytest.approx(3e-3) and run.sleep_overrun_s == 0.25
+    assert run.tokens_per_s == 5.0 and run.total_s == 2.5

@@ -6,8 +6,8 @@ import pytest
 
 from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.errors import UserError
-from pearl_pp.runtime.engine import PearlPP, as_prompts
-from pearl_pp.runtime.request import Prompt
+from pearl_pp.runtime.engine import PearlPP
+from pearl_pp.runtime.request import Prompt, as_prompts
 
 
 def test_options_for_all_for_each_and_of_their_own() -> None:

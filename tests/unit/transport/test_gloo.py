@@ -2,10 +2,11 @@
 
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from pearl_pp.transport.base import Channel
+from pearl_pp.transport.base import Channel, MessageMismatch
 from pearl_pp.transport.gloo import MAX_UNFINISHED_SENDS, GlooTransport
 from tests.rank_pool import shared_pool
 
@@ -66,3 +67,35 @@ def test_a_sender_may_run_ahead_but_not_without_end():
 
 def test_transports_over_one_group_do_not_mix():
     assert shared_pool(2).run(two_over_one_group)[1] == [3, 2, 1]
+
+
+def of_another_size(transport, sent, expected, dtype):
+    """What a receiver of `expected` numbers of float32 says of a message of `sent` numbers of `dtype`."""
+    group = dist.group.WORLD
+    plane = GlooTransport(group, group, torch.device("cpu"), 20.0, first_tag=700)
+    said = ""
+    if transport.rank == 0:
+        plane.isend(Channel.ACTIVATIONS, 1, torch.ones(sent, dtype=dtype)).wait()
+    else:
+        try:
+            plane.irecv(Channel.ACTIVATIONS, 0, (expected,), torch.float32).wait()
+        except MessageMismatch as error:
+            said = str(error)
+    transport.barrier()
+    return said
+
+
+@pytest.mark.case("P4")
+@pytest.mark.parametrize(
+    ("sent", "expected", "dtype", "how"),
+    [
+        (1000, 1000, torch.float64, "longer than the 4000"),
+        (100_000, 100_000, torch.float64, "longer than the 400000"),
+        (6000, 1, torch.float32, "longer than the 4"),
+        (1000, 1000, torch.bfloat16, "shorter than the 4000"),
+        (1000, 1000, torch.float32, ""),
+    ],
+)
+def test_a_message_of_another_size_is_told_by_its_receiver(sent, expected, dtype, how):
+    said = shared_pool(2).run(of_another_size, sent, expected, dtype)[1]
+    assert said == (f"rank 1: bad message from rank 0 on ACTIVATIONS: {how} bytes expected" if how else "")

@@ -1,0 +1,104 @@
+"""Which variant of a row is measured: the planner's, the simulator's best, or the fastest of measured runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from pearl_pp.errors import UserError
+from pearl_pp.experiments.retained.experiment import Case, Row
+from pearl_pp.experiments.retained.job import SWEEP, Key
+from pearl_pp.experiments.retained.rows import Variant, variant_name
+from pearl_pp.experiments.retained.store import PLACEMENTS, PROFILES, slug, write_whole
+from pearl_pp.planning.choice import Entry, choose
+from pearl_pp.runtime.devices import Machine
+from pearl_pp.runtime.loading import open_pair
+from pearl_pp.runtime.simulated import expected_speed
+
+Records = Mapping[Key, Mapping[str, Any]]
+
+
+def with_files(case: Case, out: Path) -> Case:
+    """The case with its profile, where it changes one, written to `out`."""
+    if case.new_profile is None:
+        return case
+    path = out / PROFILES / f"{slug(case.name)}.yaml"
+    write_whole(path, yaml.safe_dump(dict(case.new_profile), sort_keys=False))
+    changed = {"emulate": str(path)}
+    rows = tuple(replace(row, options={**row.options, **changed}) for row in case.rows)
+    return replace(case, options={**case.options, **changed}, rows=rows)
+
+
+def chosen_before(case: Case, row: Row, records: Records) -> Variant | None:
+    """The variant that has been measured already: a row keeps it."""
+    names = {key.variant for key in records if (key.case, key.row) == (case.name, row.name) and key.phase != SWEEP}
+    return next((variant for variant in row.variants if variant.name in names), None)
+
+
+def simulated_best(row: Row) -> Variant:
+    """The variant that is expected to be fastest by the profile; raises UserError where none can be run."""
+    if len(row.variants) == 1:
+        return row.variants[0]
+    speeds: dict[str, float] = {}
+    refusal: UserError | None = None
+    for variant in row.variants:
+        try:
+            speeds[variant.name] = expected_speed(row.config(variant), row.num_ranks)
+        except UserError as error:
+            refusal = refusal or error
+    if not speeds:
+        assert refusal is not None, "there are variants"
+        raise refusal
+    return max((v for v in row.variants if v.name in speeds), key=lambda variant: speeds[variant.name])
+
+
+def planned(case: Case, row: Row, out: Path) -> Variant | None:
+    """The planner's best with several chunks in flight on all stages, as a placement file; None where it has none.
+
+    A draft on a card of its own, or one chunk in flight, is another row.
+    """
+    config = row.config(Variant("", {"placement": "auto"}))
+    machine = Machine(None, (1.0,) * row.num_ranks)  # the profile says what it is
+    question = open_pair(config, row.num_ranks, torch.device("cpu")).question(config, machine)
+    assert question is not None, "a profile says what is asked for"
+    free = replace(question.wanted, strategies=frozenset({"pearl"}))
+    try:
+        entries = choose(replace(question, wanted=free)).entries
+    except ValueError:  # nothing to place
+        return None
+    entry = next((entry for entry in entries if entry.fits and _is_pipelined(entry, row.num_ranks)), None)
+    if entry is None:
+        return None
+    placement = entry.placement
+    content = {name: value for name, value in placement.record().items() if name != "name"}
+    path = out / PLACEMENTS / f"{slug(case.name)}.{slug(row.name)}.yaml"
+    write_whole(path, yaml.safe_dump(content, sort_keys=False))
+    name = variant_name({"fill": placement.fill, "verify_interval": placement.verify_interval})
+    return Variant(name, {"placement": str(path)})
+
+
+def _is_pipelined(entry: Entry, num_ranks: int) -> bool:
+    placement = entry.placement
+    windows = placement.verify_interval < num_ranks or placement.fill > 1
+    return len(placement.target) == num_ranks and len(placement.replicas) > 1 and windows
+
+
+def measured_best(case: Case, row: Row, prompts: Iterable[str], records: Records) -> Variant | None:
+    """The variant with the most tokens a second over the sweep's prompts; None where none has run them all."""
+    wanted = tuple(prompts)
+
+    def speed(variant: Variant) -> float:
+        keys = [Key(case.name, row.name, variant.name, SWEEP, 0, prompt) for prompt in wanted]
+        if not all(key in records for key in keys):
+            return 0.0
+        metrics = [records[key]["metrics"] for key in keys]
+        seconds = sum(one["decode_s"] for one in metrics)
+        return sum(one["num_decode_tokens"] for one in metrics) / seconds if seconds else 0.0
+
+    best = max(row.variants, key=speed)
+    return best if speed(best) else None

@@ -1,0 +1,112 @@
+"""The tables and pictures of an experiment's folder, or of several folders together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pearl_pp.errors import UserError
+from pearl_pp.experiments.retained.captions import captions
+from pearl_pp.experiments.retained.comparison import Record
+from pearl_pp.experiments.retained.figures import Line, lines, place_of, sweeps
+from pearl_pp.experiments.retained.plots import plot_retained
+from pearl_pp.experiments.retained.store import TRACES, Skipped, read_records, read_skipped, slug, write_whole
+from pearl_pp.experiments.retained.tables import csv_text, markdown
+from pearl_pp.experiments.retained.timeline import plot_timeline, read_panel
+
+TABLE, CSV, BARS, TIMELINE = "table.md", "table.csv", "retained.png", "timeline.png"
+OPTION = "report"
+
+
+def write_report(out: Path) -> None:
+    """Write table.md, table.csv, retained.png and, where there are traces, timeline.png beside a folder's records.
+
+    Raises:
+        UserError: no records, a line that is none, or a folder that cannot be written.
+    """
+    records = read_records(out)
+    pictures = [BARS, *([TIMELINE] if _write_timeline(out, lines(records)) else [])]
+    _write(records, read_skipped(out), out, pictures)
+
+
+def merge_report(folders: Sequence[Path], out: Path) -> None:
+    """Write one table and one picture of the records of several folders to `out`.
+
+    Raises:
+        UserError: as for one folder; or a run is in two of the folders, made on the same machine.
+    """
+    records = merged([(folder, _read(folder)) for folder in folders])
+    skipped = [one for folder in folders for one in read_skipped(folder)]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError("--out", out, f"cannot be written: {error.strerror}") from None
+    _write(records, skipped, out, [BARS])
+
+
+def merged(folders: Sequence[tuple[Path, Sequence[Record]]]) -> list[Record]:
+    """All records, folder by folder; raises UserError where the same machine made the same run twice."""
+    made_in: dict[tuple[object, ...], Path] = {}
+    records: list[Record] = []
+    for folder, of_folder in folders:
+        for record in of_folder:
+            run = (place_of(record), *sorted(record["key"].items()))
+            if run in made_in:
+                other = made_in[run]
+                raise UserError(OPTION, folder, f"has runs of the same machine that {other} has, too; leave one out")
+            made_in[run] = folder
+            records.append(record)
+    return records
+
+
+def _read(folder: Path) -> list[Record]:
+    try:
+        return list(read_records(folder))
+    except UserError as error:
+        raise UserError(OPTION, error.value, error.reason) from None
+
+
+def _write(records: Sequence[Record], skipped: Sequence[Skipped], out: Path, pictures: Sequence[str]) -> None:
+    of_rows = lines(records)
+    try:
+        _write_picture(out / BARS, lambda path: plot_retained(of_rows, path))
+        write_whole(out / CSV, csv_text(of_rows))
+        write_whole(out / TABLE, markdown(of_rows, captions(records, skipped), sweeps(records), pictures))
+    except OSError as error:
+        raise UserError("--out", out, f"cannot be written: {error.strerror or error}") from None
+
+
+def _write_timeline(out: Path, of_rows: Sequence[Line]) -> bool:
+    """The picture of the first case that has traces; whether there is one."""
+    traced = [line for line in of_rows if _trace(out, line).is_file()]
+    if not traced:
+        return False
+    place = traced[0].place
+    fastest: dict[str, Line] = {}  # of each row's sweep
+    for line in traced:
+        if line.place == place:
+            fastest[line.family] = max(line, fastest.get(line.family, line), key=lambda one: one.tokens_per_s or 0.0)
+    panels = [read_panel(_trace(out, line), _panel_title(line)) for line in fastest.values()]
+    case = "" if place.case in place.title else f", {place.case}"
+    title = f"A few windows of: {place.title}{case}"
+    _write_picture(out / TIMELINE, lambda path: plot_timeline(panels, path, title))
+    return True
+
+
+def _trace(out: Path, line: Line) -> Path:
+    return out / TRACES / f"{slug(line.place.case)}.{slug(line.row)}.json"
+
+
+def _panel_title(line: Line) -> str:
+    return f"{line.row}, {line.ranks} ranks: {line.how}"
+
+
+def _write_picture(path: Path, draw: Callable[[Path], None]) -> None:
+    """Replace a picture whole."""
+    scratch = path.with_name(f".part.{path.name}")
+    try:
+        draw(scratch)
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)

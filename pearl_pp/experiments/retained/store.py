@@ -1,0 +1,221 @@
+"""What an experiment has found out so far, in a folder: complete on disk after each run, whatever ends the program."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pearl_pp.errors import UserError
+from pearl_pp.experiments.retained.experiment import RECORD_FORMAT, Experiment
+from pearl_pp.experiments.retained.job import Key
+
+OPTION = "--out"
+RESULTS, EXPERIMENT, SKIPPED, LOCK = "results.jsonl", "experiment.json", "skipped.json", ".lock"
+TRACES, PROFILES, PLACEMENTS = "traces", "profiles", "placements"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """What was not run. Args: prompt: "" where it is the whole row. failed: it broke off; else it was refused."""
+
+    case: str
+    row: str
+    variant: str
+    prompt: str
+    reason: str
+    failed: bool = False
+
+
+class Store:
+    """The folder of one experiment, for one program at a time.
+
+    A record is one line, on disk before `add` returns; a line that was cut short by the end of a program is dropped
+    by the next one. A context manager; closing it lets others in.
+
+    Raises:
+        UserError: the folder is of another experiment, in use, or cannot be read or written.
+    """
+
+    def __init__(self, out: Path, experiment: Experiment) -> None:
+        self.out = out
+        self.records: dict[Key, dict[str, Any]] = {}
+        self.skipped: list[Skipped] = []
+        self._results = -1
+        try:
+            for folder in (out, out / TRACES, out / PROFILES, out / PLACEMENTS):
+                folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(out)
+            try:
+                _require_same(out, experiment)
+                write_whole(out / EXPERIMENT, json.dumps(experiment.record(), indent=1, ensure_ascii=False) + "\n")
+                self._results = os.open(out / RESULTS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+                self._drop_torn_line()
+                self.records = {Key.of(record["key"]): record for record in read_records(out)}
+                self._write_skipped()
+                _sync_folder(out)
+            except BaseException:
+                self.close()
+                raise
+        except OSError as error:
+            raise UserError(OPTION, out, f"cannot be written: {error.strerror or error}") from None
+
+    def add(self, key: Key, record: Mapping[str, Any]) -> None:
+        """Keep the record of a run, once."""
+        if key in self.records:
+            raise ValueError(f"{key} has been run already")
+        whole = {"key": key.record(), **record}
+        line = (json.dumps(whole, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        before = os.fstat(self._results).st_size
+        try:
+            while line:
+                line = line[os.write(self._results, line) :]
+            os.fsync(self._results)
+        except OSError as error:
+            os.ftruncate(self._results, before)
+            raise UserError(OPTION, self.out, f"cannot be written: {error.strerror or error}") from None
+        self.records[key] = whole
+
+    def skip(self, skipped: Skipped) -> None:
+        """Say that something was not run, and why."""
+        self.skipped.append(skipped)
+        self._write_skipped()
+
+    def add_trace(self, key: Key, trace: Mapping[str, Any]) -> None:
+        """Keep the Chrome trace of one run of a row."""
+        write_whole(self.trace_path(key), json.dumps(trace))
+
+    def trace_path(self, key: Key) -> Path:
+        """Of the one trace that there is of a row."""
+        return self.out / TRACES / f"{slug(key.case)}.{slug(key.row)}.json"
+
+    def close(self) -> None:
+        if self._results >= 0:
+            os.close(self._results)
+            self._results = -1
+        os.close(self._lock)
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write_skipped(self) -> None:
+        entries = [asdict(skipped) for skipped in self.skipped]
+        write_whole(self.out / SKIPPED, json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
+
+    def _drop_torn_line(self) -> None:
+        content = (self.out / RESULTS).read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.ftruncate(self._results, whole)
+            os.fsync(self._results)
+
+
+def read_records(out: Path) -> list[dict[str, Any]]:
+    """All complete records of a folder, in the order in which they were made; raises UserError naming the line."""
+    path = out / RESULTS
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        raise UserError(OPTION, out, f"holds no {RESULTS}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(OPTION, path, f"cannot be read: {error}") from None
+    records = []
+    keys: set[Key] = set()
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            record = json.loads(line)
+            key = Key.of(record["key"])
+        except (ValueError, KeyError, TypeError):
+            raise UserError(OPTION, path, f"line {number} is not a record of an experiment") from None
+        if key in keys:
+            raise UserError(OPTION, path, f"line {number} is of a run that is there already")
+        keys.add(key)
+        records.append(record)
+    return records
+
+
+def read_skipped(out: Path) -> list[Skipped]:
+    """What was not run; nothing where nobody has said so."""
+    try:
+        return [Skipped(**entry) for entry in json.loads((out / SKIPPED).read_text(encoding="utf-8"))]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(OPTION, out / SKIPPED, f"cannot be read: {error}") from None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file: a reader finds the old content or the new, never half of it."""
+    scratch = path.with_name(f".{path.name}.part")
+    try:
+        with open(scratch, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+        raise
+
+
+def slug(name: str) -> str:
+    """A name as part of a file's; names that differ stay different."""
+    return "".join(_slugged(name))
+
+
+def _slugged(name: str) -> Iterator[str]:
+    for character in name:
+        if character.isascii() and (character.isalnum() or character == "-"):
+            yield character
+        else:
+            yield "_" if character == " " else f"~{ord(character):x}~"
+
+
+def _locked(out: Path) -> int:
+    """A lock on the folder that is gone when this process is."""
+    lock = os.open(out / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise UserError(OPTION, out, "is in use by another bench") from None
+    return lock
+
+
+def _require_same(out: Path, experiment: Experiment) -> None:
+    try:
+        there = json.loads((out / EXPERIMENT).read_text(encoding="utf-8"))
+        digest, name, format_ = there["digest"], there["name"], there["format"]
+    except FileNotFoundError:
+        if (out / RESULTS).exists():
+            raise UserError(OPTION, out, f"has a {RESULTS} of something else; give another folder") from None
+        return
+    except (ValueError, KeyError, TypeError):
+        raise UserError(OPTION, out, f"its {EXPERIMENT} is none of an experiment; give another folder") from None
+    if format_ != RECORD_FORMAT:
+        raise UserError(OPTION, out, "holds records of another version of pearl_pp; give another folder")
+    if digest != experiment.digest:
+        reason = (
+            f"holds results of another experiment ({name}, {digest}; this is {experiment.name}, {experiment.digest})"
+        )
+        raise UserError(OPTION, out, f"{reason}; give another folder")
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

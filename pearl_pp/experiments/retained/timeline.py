@@ -1,0 +1,193 @@
+"""A few windows of each row as a picture: who does what when, from the Chrome traces of an experiment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pearl_pp.experiments.retained.plots import BLUE, GREEN, GREY, ORANGE, RED
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NUM_WINDOWS = 5
+_US_PER_MS = 1e3
+_LEAST_LABELLED = 0.018  # of the picture's width: narrower bars have no room for a number
+
+
+class _Style(NamedTuple):
+    """Rows are drawn from `bottom` to `top` of a lane of height 1."""
+
+    colour: str
+    hatch: str
+    bottom: float
+    top: float
+
+
+_TARGET = _Style(BLUE, "", 0.08, 0.92)
+_DRAFT = _Style(ORANGE, "", 0.08, 0.92)
+_DROPPED_TARGET = _Style("#C6DCEB", "////", 0.08, 0.92)
+_DROPPED_DRAFT = _Style("#FBE8C3", "////", 0.08, 0.92)
+_MESSAGE = _Style(GREEN, "", 0.08, 0.92)
+
+_STYLES: Mapping[str, Mapping[str, _Style]] = {
+    "target": {"cancelled": _DROPPED_TARGET, "": _TARGET},
+    "draft": {"rejected": _DROPPED_DRAFT, "discarded": _DROPPED_DRAFT, "": _DRAFT},
+    "communication": {"": _MESSAGE},
+    "hand-off": {"": _MESSAGE},
+}
+"""By track and fate of a bar; "" is any other fate. Tracks that are not here are left white."""
+
+_LEGEND = (
+    ("target pass (number: its chunk)", _TARGET),
+    ("target pass of a cancelled chunk", _DROPPED_TARGET),
+    ("draft pass", _DRAFT),
+    ("draft pass whose token was rejected or dropped", _DROPPED_DRAFT),
+    ("message", _MESSAGE),
+)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Times in ms from the start of the trace. track, fate: the names that a trace gives."""
+
+    rank: int
+    track: str
+    fate: str
+    start: float
+    end: float
+    chunk: int | None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One row's trace."""
+
+    title: str
+    mode: str
+    num_ranks: int
+    bars: tuple[Bar, ...]
+
+    @property
+    def verdicts(self) -> list[float]:
+        """When the last stage had judged a chunk."""
+        return sorted(bar.end for bar in self.bars if bar.track == "verify")
+
+    @property
+    def rejections(self) -> list[float]:
+        """When a chunk's last pass ended that brought a rejection."""
+        last_rank = max((bar.rank for bar in self.bars if bar.track == "verify"), default=-1)
+        rejected = [bar for bar in self.bars if bar.track == "target" and bar.fate == "rejected"]
+        return sorted(bar.end for bar in rejected if bar.rank == last_rank)
+
+
+def read_panel(path: Path, title: str) -> Panel:
+    """From a Chrome trace.
+
+    Raises:
+        ValueError: not such a trace.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows = [row for row in content["traceEvents"] if row["ph"] == "X"]
+        bars = tuple(sorted((_bar(row) for row in rows), key=lambda bar: (bar.rank, bar.start)))
+        mode = str(content["otherData"]["mode"])
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: no trace of a run: {error!r}") from None
+    num_ranks = max((bar.rank for bar in bars), default=0) + 1
+    return Panel(title, mode, num_ranks, bars)
+
+
+def plot_timeline(panels: Sequence[Panel], path: Path, title: str) -> None:
+    """A panel for each row with a lane for each rank, all on the same scale of time; PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    span = _span(panels)
+    num_lanes = sum(panel.num_ranks for panel in panels)
+    figure = Figure(figsize=(12, 1.3 + 0.27 * num_lanes + 0.55 * len(panels)), layout="constrained")
+    FigureCanvasAgg(figure)
+    ratios = [panel.num_ranks + 0.6 for panel in panels]
+    all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": ratios})[:, 0]
+    for axes, panel in zip(all_axes, panels, strict=True):
+        _draw(axes, panel, first_view(panel, span), span)
+    all_axes[-1].set_xlabel("ms, from a verdict on", fontsize=9)
+    all_axes[-1].tick_params(axis="x", labelsize=9)
+    modes = " and ".join(sorted({panel.mode for panel in panels}))
+    figure.suptitle(f"{title} ({modes})", fontsize=12, x=0.01, ha="left")
+    figure.legend(*_legend(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+
+
+def first_view(panel: Panel, span: float) -> float:
+    """Where to look from: the first verdict after which accepted and rejected chunks are both seen, else the first."""
+    verdicts, rejections = panel.verdicts, panel.rejections
+    end = max((bar.end for bar in panel.bars), default=0.0)
+    for start in verdicts:
+        seen = [at for at in verdicts if start < at <= start + span]
+        num_rejected = sum(start < at <= start + span for at in rejections)
+        if start + span <= end and 0 < num_rejected < len(seen) - 1:
+            return start
+    return verdicts[0] if verdicts else min((bar.start for bar in panel.bars), default=0.0)
+
+
+def _span(panels: Sequence[Panel]) -> float:
+    """Some windows of the row whose windows are longest; ms."""
+    gaps = [median(b - a for a, b in pairwise(panel.verdicts)) for panel in panels if len(panel.verdicts) > 1]
+    ends = [bar.end for panel in panels for bar in panel.bars]
+    return NUM_WINDOWS * max(gaps) if gaps else max(ends, default=1.0)
+
+
+def _bar(row: Mapping[str, Any]) -> Bar:
+    start, track = row["ts"] / _US_PER_MS, row["cat"]
+    fate = row["name"].removeprefix(track).strip()
+    return Bar(row["pid"], track, fate, start, start + row["dur"] / _US_PER_MS, row["args"].get("chunk"))
+
+
+def _draw(axes: Axes, panel: Panel, start: float, span: float) -> None:
+    for bar in panel.bars:
+        if bar.track in _STYLES and bar.end > start and bar.start < start + span:
+            _draw_bar(axes, bar, start, span)
+    for at in panel.rejections:
+        if start <= at <= start + span:
+            axes.axvline(at - start, color=RED, linewidth=1.3, linestyle=(0, (4, 2)))
+    for lane in range(1, panel.num_ranks):
+        axes.axhline(lane, color=GREY, linewidth=0.4)
+    axes.set_xlim(0, span)
+    axes.set_ylim(panel.num_ranks, 0)
+    axes.set_yticks([rank + 0.5 for rank in range(panel.num_ranks)], [f"rank {r}" for r in range(panel.num_ranks)])
+    axes.tick_params(axis="y", length=0, labelsize=8)
+    axes.set_title(panel.title, loc="left", fontsize=10, pad=3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_bar(axes: Axes, bar: Bar, start: float, span: float) -> None:
+    styles = _STYLES[bar.track]
+    style = styles.get(bar.fate, styles[""])
+    left, right = max(0.0, bar.start - start), min(span, bar.end - start)
+    place = ((left, bar.rank + style.bottom), right - left, style.top - style.bottom)
+    axes.add_patch(_patch(*place, style))
+    if bar.track == "target" and bar.chunk is not None and right - left > _LEAST_LABELLED * span:
+        colour = "black" if style is _DROPPED_TARGET else "white"
+        middle = ((left + right) / 2, bar.rank + 0.52)
+        axes.text(*middle, str(bar.chunk), color=colour, fontsize=7.5, ha="center", va="center", clip_on=True)
+
+
+def _patch(corner: tuple[float, float], width: float, height: float, style: _Style) -> Any:
+    from matplotlib.patches import Rectangle
+
+    edge = GREY if style.hatch else "white"
+    return Rectangle(corner, width, height, facecolor=style.colour, hatch=style.hatch, edgecolor=edge, linewidth=0.4)
+
+
+def _legend() -> tuple[Iterable[Any], Iterable[str]]:
+    from matplotlib.lines import Line2D
+
+    handles = [_patch((0, 0), 1, 1, style) for _, style in _LEGEND]
+    rejection = Line2D([], [], color=RED, linewidth=1.3, linestyle=(0, (4, 2)))
+    return [*handles, rejection], [*(label for label, _ in _LEGEND), "a verdict that rejects"]

@@ -1,0 +1,84 @@
+"""Programs that are told what to do: what they say when they crash, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import pearl_pp
+from pearl_pp.errors import UserError
+from pearl_pp.experiments.lines import Program, ProgramFailed
+
+ROOT = Path(pearl_pp.__file__).parents[1]
+
+
+def module(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> str:
+    (folder / "told.py").write_text(f"from pearl_pp.experiments.lines import *\n{code}\n")
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{ROOT}")
+    return "told"
+
+
+def test_a_mistake_is_an_answer_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+def half(number):
+    if number % 2:
+        raise UserError("number", number, "is odd")
+    return number // 2
+answer_all(Told(), {"half": half})
+"""
+    program = Program("halves", [module(tmp_path, monkeypatch, code)])
+    try:
+        assert program.ask({"half": {"number": 4}}) == 2
+        with pytest.raises(UserError, match="number 3: is odd"):
+            program.ask({"half": {"number": 3}})
+        assert program.ask({"half": {"number": 8}}) == 4
+    finally:
+        program.close()
+
+
+def test_of_several_crashes_the_first_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+print("noise before", file=sys.stderr)
+report_crash(2, ValueError("the cause\\non two lines"))
+report_crash(0, RuntimeError("lost rank 2"))
+print("a launcher's summary\\n" * 500, file=sys.stderr)
+sys.exit(3)
+"""
+    program = Program("3 ranks", [module(tmp_path, monkeypatch, code)])
+    try:
+        with pytest.raises(ProgramFailed) as failed:
+            program.answer()
+    finally:
+        program.close()
+    assert str(failed.value) == "3 ranks: ended with exit code 3\nrank 2:\nValueError: the cause\non two lines"
+
+
+@pytest.mark.parametrize("work", ["time.sleep(600)", "told.next()"])
+def test_a_program_ends_with_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
+    name = module(tmp_path, monkeypatch, f"import time\ntold = Told()\ntold.answer(os.getpid())\ntold.next()\n{work}")
+    parent = "from pearl_pp.experiments.lines import *\nimport time\n"
+    parent += f"p = Program('x', ['{name}'])\nprint(p.answer(), flush=True)\np.tell({{}})\ntime.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    deadline = time.monotonic() + 10
+    while _is_running(child):
+        assert time.monotonic() < deadline, "it lives on"
+        time.sleep(0.05)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return os.path.exists(f"/proc/{process}") and state != "Z"
