@@ -100,7 +100,7 @@ def _run(chosen: Settings) -> int:
         if not is_complete:
             print(f"stopped; the same command goes on with it in {store.out}", file=sys.stderr)
             return EXIT_INTERRUPTED
-        return EXIT_FAILED if _is_faulty(store) else 0
+        return _exit_code(store)
 
 
 def _measure(experiment: Experiment, store: Store) -> bool:
@@ -121,7 +121,8 @@ def _report(store: Store) -> None:
     from pearl_pp.experiments.retained.report import TABLE, write_report
 
     if not store.records:
-        print("nothing has been recorded", file=sys.stderr)
+        reason = f": {store.skipped[0].reason}" if store.skipped else ""
+        print(f"error: nothing has been recorded{reason}", file=sys.stderr)
         return
     write_report(store.out)
     sections = (store.out / TABLE).read_text(encoding="utf-8").split("\n## ")
@@ -130,12 +131,17 @@ def _report(store: Store) -> None:
     print(f"\n{store.out}: {', '.join(made)}")
 
 
-def _is_faulty(store: Store) -> bool:
-    """A text that is not the oracle's, or a row that broke off; what was refused is told in the table."""
+def _exit_code(store: Store) -> int:
+    """1 for a text that is not the oracle's or a row that broke off; 2 where every row was refused.
+
+    A row that was refused beside others that ran is told in the table.
+    """
     differs = any(
         record["text_equals_oracle"] is False for key, record in store.records.items() if key.phase == MEASURE
     )
-    return differs or any(skipped.failed for skipped in store.skipped)
+    if differs or any(skipped.failed for skipped in store.skipped):
+        return EXIT_FAILED
+    return 0 if store.records else UserError.exit_code
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class TransformersRows:
 
         Args:
             kind: "hf", "hf assisted" or "hf pipeline".
-            num_devices: on a CPU so many threads, a device being one; on GPUs the cards of "hf pipeline".
+            num_devices: on a CPU so many threads, a device being one, but no more than it has cores; on GPUs the cards of "hf pipeline".
 
         Raises:
             UserError: a model or a prompt that does not fit.
@@ -92,6 +92,7 @@ class TransformersRows:
     def _use_threads(self, number: int) -> str:
         if self._device.type == "cuda":
             return "1 GPU"
+        number = min(number, num_cores())  # more threads than cores would only be in each other's way
         torch.set_num_threads(number)
         return f"{number} thread{'s' * (number > 1)}"
 

@@ -98,7 +98,7 @@ def look_around(device: torch.device | None) -> RankFacts:
         free_bytes=free,
         total_bytes=total,
         has_bfloat16=not is_card or torch.cuda.is_bf16_supported(including_emulation=False),
-        num_cores=_num_cores(),
+        num_cores=num_cores(),
         num_threads=os.environ.get("OMP_NUM_THREADS"),
         shared_memory_bytes=shutil.disk_usage(_SHARED_MEMORY).total if _SHARED_MEMORY.is_dir() else None,
         host_address=address,
@@ -110,7 +110,8 @@ def look_around(device: torch.device | None) -> RankFacts:
     )
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
+    """That this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
