@@ -23,6 +23,7 @@ from pearl_pp.experiments.transformers_text import (
     whole_model,
     with_plain_defaults,
 )
+from pearl_pp.runtime.machine import num_cores
 from pearl_pp.runtime.request import Prompt
 from pearl_pp.stages.source import ModelSource
 from pearl_pp.transport.torch_distributed import pick_device
@@ -50,7 +51,8 @@ class TransformersRows:
 
         Args:
             kind: "hf", "hf assisted" or "hf pipeline".
-            num_devices: on a CPU so many threads, a device being one, but no more than it has cores; on GPUs the cards of "hf pipeline".
+            num_devices: on a CPU so many threads, a device being one, but no more than it has cores; on GPUs the
+                cards of "hf pipeline".
 
         Raises:
             UserError: a model or a prompt that does not fit.
