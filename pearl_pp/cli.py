@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+from pearl_pp.config import check_named_files
 from pearl_pp.config.flags import parse_flags
 from pearl_pp.config.reading import nearest
 from pearl_pp.console import launching
@@ -51,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     ranks, options = _split(arguments)
     if "-h" in options or "--help" in options:
         print("pearl-pp run -n RANKS [options] is short for\n")
-    parse_flags(options)
+    check_named_files(parse_flags(options))
     if ranks is None:
         raise UserError("-n", None, "say how many ranks to start, as in pearl-pp run -n 4")
     return _launch(_count(ranks), options)

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pearl_pp.config import RunConfig
+from pearl_pp.config import RunConfig, check_named_files
 from pearl_pp.config.flags import parse_flags
 from pearl_pp.console import leaving
 from pearl_pp.errors import UserError
 
 if TYPE_CHECKING:
+    from pearl_pp.console.summary import Line
     from pearl_pp.runtime.engine import PearlPP
-    from pearl_pp.runtime.request import RequestOutput
 
 Progress = Callable[[str, int, int], None]
 OnPlan = Callable[[list[str]], None]
@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None, build: BuildEngine = build_engine) -
     rank = int(os.environ.get("RANK", "0"))
     try:
         config = _parse(sys.argv[1:] if argv is None else argv, rank)
+        check_named_files(config)
         return _lead(config, build) if rank == 0 else _follow(config, build)
     except UserError as error:
         return leaving.report_user_error(error, rank)
@@ -87,19 +88,17 @@ def _lead(config: RunConfig, build: BuildEngine) -> int:
             record.add(output)
             printer.finish(index, output)
         engine.close()
-        printer.summary(record.outputs, record.totals())
+        printer.summary(record.lines, record.totals())
     finally:
         printer.end_progress()
-    return exit_code(record.outputs)
+    return exit_code(record.lines)
 
 
-def exit_code(outputs: Sequence["RequestOutput"]) -> int:
+def exit_code(lines: Sequence["Line"]) -> int:
     """Of a run that ended so: 0 all answered, 1 some not, 2 none could be run (then it is the user's mistake)."""
-    failed = [output for output in outputs if output.error is not None]
-    refused = [output for output in failed if not output.prompt_token_ids]
-    if not failed:
+    if all(line.error is None for line in lines):
         return 0
-    return UserError.exit_code if len(refused) == len(outputs) else leaving.EXIT_FAILED
+    return UserError.exit_code if all(line.was_refused for line in lines) else leaving.EXIT_FAILED
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def _report(store: Store) -> None:
     """The tables and pictures of what there is; prints the answer and the first table."""
     from pearl_pp.experiments.retained.report import TABLE, write_report
 
-    if not store.records:
+    if not _has_results(store):
         reason = f": {store.skipped[0].reason}" if store.skipped else ""
         print(f"error: nothing has been recorded{reason}", file=sys.stderr)
         return
@@ -141,7 +141,12 @@ def _exit_code(store: Store) -> int:
     )
     if differs or any(skipped.failed for skipped in store.skipped):
         return EXIT_FAILED
-    return 0 if store.records else UserError.exit_code
+    return 0 if _has_results(store) else UserError.exit_code
+
+
+def _has_results(store: Store) -> bool:
+    """Whether a row has run: what the oracle said is no result."""
+    return any(key.phase == MEASURE for key in store.records)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pearl_pp.config import RunConfig
 from pearl_pp.config.reading import one_line
 from pearl_pp.console.prompts import label
-from pearl_pp.console.summary import per_rank_table, requests_table
+from pearl_pp.console.summary import Line, per_rank_table, requests_table
 from pearl_pp.runtime.request import Prompt, RequestOutput
 
 WIDTH_OF_A_FILE = 120
@@ -110,20 +110,20 @@ class Printer:
         if self._progress is not None:
             self.progress("prompts", index + 1, len(self._prompts))
 
-    def summary(self, outputs: Sequence[RequestOutput], totals: dict[str, Any]) -> None:
+    def summary(self, lines: Sequence[Line], totals: dict[str, Any]) -> None:
         """The tables after the last answer, and a line where a draft was there and never used."""
         self.end_progress()
-        if self._config.quiet or not outputs:
+        if self._config.quiet or not lines:
             return
         console = Console(
             file=self._out, width=None if self._streams else WIDTH_OF_A_FILE, highlight=False, markup=False
         )
         console.print()
-        console.print(requests_table(outputs, totals, self._config.mode))
+        console.print(requests_table(lines, totals, self._config.mode))
         if totals.get("per_rank"):
             console.print(per_rank_table(totals["per_rank"], self._config.mode))
         if self._config.strategy != "ar" and not totals.get("num_draft_tokens"):
-            self._line(f"no draft pass was made: {_why_no_draft(outputs)}")
+            self._line(f"no draft pass was made: {_why_no_draft(lines)}")
 
     def _open(self, index: int) -> None:
         """The heading of an answer, once."""
@@ -143,10 +143,10 @@ class Printer:
         self._out.flush()
 
 
-def _why_no_draft(outputs: Sequence[RequestOutput]) -> str:
-    finished = [output for output in outputs if output.error is None]
+def _why_no_draft(lines: Sequence[Line]) -> str:
+    finished = [line for line in lines if line.error is None]
     if not finished:
         return "no prompt was answered"
-    if all(output.metrics.get("num_output_tokens", 0) <= 1 for output in finished):
+    if all(line.num_output_tokens <= 1 for line in finished):
         return "no answer is longer than one token"
     return "speculation was off; see the plan above"

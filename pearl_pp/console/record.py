@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from pearl_pp.console.summary import COLUMNS
+from pearl_pp.console.summary import Line, line_of
 from pearl_pp.errors import UserError
 from pearl_pp.runtime.request import RequestOutput
 
@@ -61,14 +61,14 @@ class JsonRecord:
         self._ttfts = (0.0, 0)  # their sum and number
         self._file: io.FileIO | None = None  # what is on disk now, up to `_end` as the next version will have it
         self._end = 0
-        self.outputs: list[RequestOutput] = []
+        self.lines: list[Line] = []
         self._write(_HEAD)
 
     def add(self, output: RequestOutput) -> None:
-        """Add a finished request; the file on disk holds it when this returns. `outputs` keeps its numbers alone."""
-        separator = ",\n" if self.outputs else "\n"
+        """Add a finished request: the file on disk holds it when this returns, `lines` what the table shows of it."""
+        separator = ",\n" if self.lines else "\n"
         self._count(output.metrics)
-        self.outputs.append(_numbers_alone(output))
+        self.lines.append(line_of(output))
         if self._path is not None:
             self._write(separator + json.dumps(_request(output), ensure_ascii=False, allow_nan=False, indent=1))
 
@@ -114,13 +114,6 @@ def _totals(metrics: list[dict[str, Any]]) -> dict[str, Any]:
     from pearl_pp.runtime.metrics import totals  # the engine's rooms load torch: not before a run starts
 
     return totals(metrics)
-
-
-def _numbers_alone(output: RequestOutput) -> RequestOutput:
-    """`output` without its texts and lists, and of its metrics what the table at the end shows."""
-    numbers = {name: output.metrics[name] for _, name, _ in COLUMNS if name in output.metrics}
-    none: list[Any] = []
-    return RequestOutput("", none, none, "", output.finish_reason, output.error, numbers, notes=none)
 
 
 def _copy(source: io.FileIO, to: IO[bytes], num_bytes: int) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.table import Table
@@ -34,7 +34,32 @@ FORMULAS = (
 )
 
 
-def requests_table(outputs: Sequence[RequestOutput], totals: Mapping[str, Any], mode: str = "real") -> Table:
+class Line(NamedTuple):
+    """What is kept of a request until the run is over: little, as a run may have many.
+
+    Args:
+        numbers: the metrics of `COLUMNS`; None where a rate does not exist.
+        was_refused: its prompt could not be run at all.
+    """
+
+    numbers: tuple[float | None, ...]
+    finish_reason: str | None
+    error: str | None
+    was_refused: bool
+
+    @property
+    def num_output_tokens(self) -> float:
+        return self.numbers[0] or 0
+
+
+def line_of(output: RequestOutput) -> Line:
+    """The line of a finished request."""
+    numbers = tuple(output.metrics.get(name) for _, name, _ in COLUMNS)
+    was_refused = output.error is not None and not output.prompt_token_ids
+    return Line(numbers, output.finish_reason, output.error, was_refused)
+
+
+def requests_table(lines: Sequence[Line], totals: Mapping[str, Any], mode: str = "real") -> Table:
     """A row for each request and one for all of them."""
     caption = f"{SOURCES[mode]}; {FORMULAS}"
     table = Table(box=box.SIMPLE, caption=caption, caption_justify="left", pad_edge=False)
@@ -42,12 +67,12 @@ def requests_table(outputs: Sequence[RequestOutput], totals: Mapping[str, Any], 
     for heading, _, _ in COLUMNS:
         table.add_column(heading, justify="right")
     table.add_column("end")
-    for number, output in enumerate(outputs, start=1):
-        end = "error" if output.error is not None else output.finish_reason or NOT_AVAILABLE
-        table.add_row(_marked(str(number), mode), *_cells(output.metrics), end)
-    if len(outputs) > 1:
+    for number, line in enumerate(lines, start=1):
+        end = "error" if line.error is not None else line.finish_reason or NOT_AVAILABLE
+        table.add_row(_marked(str(number), mode), *_cells(line.numbers), end)
+    if len(lines) > 1:
         table.add_section()
-        table.add_row(_marked("all", mode), *_cells(totals), "")
+        table.add_row(_marked("all", mode), *_cells([totals.get(name) for _, name, _ in COLUMNS]), "")
     return table
 
 
@@ -74,8 +99,8 @@ def cell(value: object, form: str) -> str:
     return format(value, form) if is_number else NOT_AVAILABLE
 
 
-def _cells(metrics: Mapping[str, Any]) -> list[str]:
-    return [cell(metrics.get(name), form) for _, name, form in COLUMNS]
+def _cells(numbers: Sequence[float | None]) -> list[str]:
+    return [cell(number, form) for number, (_, _, form) in zip(numbers, COLUMNS, strict=True)]
 
 
 def _heading(key: str) -> str:

@@ -62,12 +62,12 @@ def run_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in _OF_THE_CONSOLE}
 
 
-def machine_record(device: str) -> dict[str, Any]:
-    """Where and under which load a run was made."""
+def machine_record(device: str, num_cores: int) -> dict[str, Any]:
+    """Where and under which load a run was made; `num_cores` that its processes may use."""
     load = os.getloadavg()[0]
     return {
         "cpu": cpu_name(),
-        "cores": os.cpu_count(),
+        "cores": num_cores,
         "device": device,
         "hostname": socket.gethostname(),
         "load": load,

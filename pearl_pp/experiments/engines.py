@@ -13,7 +13,9 @@ from pearl_pp.config import RunConfig, run_config
 from pearl_pp.errors import UserError
 from pearl_pp.experiments.commands import machine_record, prompt_of, run_options
 from pearl_pp.experiments.replaying import replayed_speed
+from pearl_pp.runtime.devices import gather_devices
 from pearl_pp.runtime.engine import PearlPP
+from pearl_pp.runtime.machine import num_cores
 from pearl_pp.runtime.request import Prompt, RequestOutput
 from pearl_pp.runtime.tracing import Trace
 from pearl_pp.schedule.schedule import TICKS, Schedule
@@ -34,13 +36,12 @@ class Engines:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._stages = StageStore(_capacity(transport.device), self._engines_gone)
+        self._stages = StageStore(_capacity(transport), self._engines_gone)
         self._engines: dict[str, PearlPP] = {}
 
     def unload(self) -> None:
         """Frees every engine and every stage."""
         self._stages.drop_others(set())
-        _free(self._transport.device)
 
     def run(self, options: Mapping[str, Any], prompt: Mapping[str, Any], trace: bool) -> dict[str, Any] | None:
         """Collective: one prompt under `options`; what rank 0 saw, None on the others.
@@ -87,7 +88,7 @@ def _answer(
         and replayed_speed(engine.plan.pair, schedule, known[0], prompt.params.max_new_tokens, output),
         "plan": engine.plan.record(),
         "versions": engine.versions,
-        "machine": machine_record(engine.plan.device),
+        "machine": machine_record(engine.plan.device, num_cores()),
         "mode": mode,
         "gamma": gamma_of(schedule),
         "notes": [*engine.plan.notes, *output.notes],
@@ -104,12 +105,13 @@ def gamma_of(schedule: Schedule) -> float | None:
     return schedule.verify_interval * TICKS / schedule.pass_ticks
 
 
-def _capacity(device: torch.device) -> int | None:
-    """Bytes of the card that plans may fill; on a CPU nobody counts."""
-    if device.type != "cuda":
+def _capacity(transport: Transport) -> int | None:
+    """Collective: bytes of its card that a rank may fill, equal parts where ranks share it; on a CPU nobody counts."""
+    if transport.device.type != "cuda":
         return None
-    total = torch.cuda.get_device_properties(device).total_memory
-    return int(total * RunConfig().gpu_memory_utilization)
+    cards = [device.card for device in gather_devices(transport)]
+    total = torch.cuda.get_device_properties(transport.device).total_memory
+    return int(total * RunConfig().gpu_memory_utilization / cards.count(cards[transport.rank]))
 
 
 def _free(device: torch.device) -> None:

@@ -86,7 +86,7 @@ class Program:
         """The next answer. Raises as `ask` does."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        if not line:
+        if not line.endswith("\n"):  # nothing, or an answer that was cut short
             raise ProgramFailed(f"{self.name}: {self._last_words()}")
         answer = json.loads(line)
         if isinstance(answer, dict) and "user_error" in answer:

@@ -19,10 +19,9 @@ from pearl_pp.errors import UserError
 from pearl_pp.experiments.bench_rank import BenchRank
 from pearl_pp.experiments.engines import Engines
 from pearl_pp.experiments.lines import Told, answer_all, report_crash
+from pearl_pp.runtime.engine import IDLE_S
 from pearl_pp.transport.base import Transport, TransportError
 from pearl_pp.transport.torch_distributed import connect
-
-_IDLE_S = 24 * 3600.0
 
 # A rank that only lost another one speaks after that one: the first to speak is the cause.
 _CONSEQUENCE_S = 2.0
@@ -46,7 +45,7 @@ class ServingRank:
             "run_opened": self.run_opened,
             "run": self._engines.run,
             "run_pipeline": self.run_pipeline,
-            "unload": self._engines.unload,
+            "unload": self.unload,
         }
         self._pipeline: Any = None
 
@@ -77,9 +76,14 @@ class ServingRank:
             self._pipeline = TransformersRanks(self._transport)
         return self._pipeline.run(options, prompt)
 
+    def unload(self) -> None:
+        """Frees every model that `run` and `run_pipeline` have loaded."""
+        self._pipeline = None
+        self._engines.unload()
+
     def follow(self) -> None:
         """Any rank but 0: does what rank 0 is told."""
-        while command := json.loads(self._transport.broadcast_bytes(None, src=0, timeout_s=_IDLE_S)):
+        while command := json.loads(self._transport.broadcast_bytes(None, src=0, timeout_s=IDLE_S)):
             ((name, arguments),) = command.items()
             try:
                 self.commands[name](**arguments)

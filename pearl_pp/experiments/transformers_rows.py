@@ -58,7 +58,11 @@ class TransformersRows:
             UserError: a model or a prompt that does not fit.
         """
         config = run_config(run_options(options))
-        answer, note = _KINDS[kind](self, config, prompt_of(dict(prompt)), num_devices)
+        try:
+            answer, note = _KINDS[kind](self, config, prompt_of(dict(prompt)), num_devices)
+        except torch.OutOfMemoryError:
+            self.unload()
+            raise UserError(kind, None, "the models do not fit the memory of the card") from None
         return described(answer, config, str(self._device), [note])
 
     def plain(self, config: RunConfig, prompt: Prompt, num_devices: int) -> Noted:

@@ -18,7 +18,7 @@ from pearl_pp.errors import UserError
 from pearl_pp.experiments.commands import machine_record
 from pearl_pp.runtime.intake import make_request
 from pearl_pp.runtime.loading import open_pair
-from pearl_pp.runtime.machine import package_versions
+from pearl_pp.runtime.machine import num_cores, package_versions
 from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.runtime.request import Prompt, Request
 from pearl_pp.stages import checkpoint
@@ -70,7 +70,7 @@ def described(answer: Mapping[str, Any], config: RunConfig, device: str, notes: 
         **answer,
         "plan": None,
         "versions": package_versions(),
-        "machine": machine_record(device),
+        "machine": machine_record(device, num_cores()),
         "mode": config.mode,
         "gamma": None,
         "notes": list(notes),

@@ -68,6 +68,7 @@ def _window_screened(placement: Placement, costs: CostModel, acceptance: float) 
 PLAIN = Strategy("ar", _plain_schedule, _plain_screened)
 TURNS = Strategy("sd", _turns_schedule, _turns_screened)
 WINDOWS = Strategy("pearl", _window_schedule, _window_screened)
+STRATEGIES = {strategy.name: strategy for strategy in (PLAIN, TURNS, WINDOWS)}
 
 
 @dataclass(frozen=True)

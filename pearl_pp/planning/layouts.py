@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, pairwise
 
@@ -114,22 +114,6 @@ def fits_of(question: Question, layout: Layout) -> list[Fit]:
     cut += [_shrunk(question, layout, partial(least_total, slowest_s=limit), even) for limit in _between(question, cut)]
     found = {fit.split: fit for fit in (*cut, even) if fit is not None and fit.fits}
     return list(found.values()) or [_closest(question, layout, even)]
-
-
-def best_split(question: Question, placement: Placement) -> Placement | None:
-    """`placement` with the layers where they serve it best: least time of a whole pass where one chunk is in flight
-    (p = number of stages), else the shortest slowest stage. None where no split fits.
-    """
-    fits = [fit for fit in fits_of(question, Layout(placement.num_stages, placement.replicas)) if fit.fits]
-    if not fits:
-        return None
-
-    def times(fit: Fit) -> tuple[float, float]:
-        each = [question.profile.target_pass_s(rank, number, 1) for rank, number in enumerate(fit.split)]
-        total, slowest = sum(each), max(each)
-        return (total, slowest) if placement.verify_interval == placement.num_stages else (slowest, total)
-
-    return replace(placement, target=min(fits, key=times).split)
 
 
 _NUM_BETWEEN = 4

@@ -16,10 +16,10 @@ from pearl_pp.decoding.emulated import EmulatedRule
 from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.decoding.verification import VerificationRule, make_rule
 from pearl_pp.errors import UserError
-from pearl_pp.planning.layouts import best_split
-from pearl_pp.planning.memory import FIXED, GB, ModelBytes, RankBytes
+from pearl_pp.planning.memory import FIXED, GB, ModelBytes, RankBytes, shares_of
 from pearl_pp.planning.presets import resolve_placement
 from pearl_pp.planning.question import Question, Wanted, bytes_of_profile
+from pearl_pp.planning.splitting import best_split
 from pearl_pp.runtime.devices import Device, Machine
 from pearl_pp.runtime.pair import BuildStage, ModelPair, OnBytes, Source
 from pearl_pp.runtime.vocabulary import Vocabulary, load_tokenizer
@@ -183,12 +183,16 @@ def open_emulated_pair(config: RunConfig, strategy: str, num_ranks: int) -> Emul
     return replace(pair, placement=_cut(config, pair, num_ranks))
 
 
+def machine_of(config: RunConfig, pair: EmulatedPair, num_ranks: int) -> Machine:
+    """The cards that are emulated."""
+    ranks = pair.profile.ranks
+    given = [share.num_bytes for share in shares_of(config.memory_gb or ranks.memory_gb[:num_ranks], num_ranks)]
+    return Machine(tuple(given), ranks.speed[:num_ranks])
+
+
 def _cut(config: RunConfig, pair: EmulatedPair, num_ranks: int) -> Placement:
     """The placement with its layers as they would be cut for these cards: evenly where they are alike."""
-    ranks = pair.profile.ranks
-    memory = tuple(number * GB for number in config.memory_gb or ranks.memory_gb[:num_ranks])
-    memory = memory if len(memory) == num_ranks else memory * num_ranks
-    machine = Machine(memory, ranks.speed[:num_ranks])
+    machine = machine_of(config, pair, num_ranks)
     if not (config.leaves_layers_free and machine.is_uneven):
         return pair.placement
     return best_split(pair.question(config, machine), pair.placement) or pair.placement

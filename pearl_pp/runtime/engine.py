@@ -26,6 +26,7 @@ from pearl_pp.runtime.metrics import empty_metrics, request_metrics
 from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.runtime.plan import Plan
 from pearl_pp.runtime.rank_engine import RankEngine
+from pearl_pp.runtime.rank_records import gather_ranks, traffic
 from pearl_pp.runtime.request import Prompt, Request, RequestOutput, as_prompts
 from pearl_pp.runtime.tracing import Trace, Tracer
 from pearl_pp.runtime.warm_up import make_schedule, warm_up
@@ -35,13 +36,16 @@ from pearl_pp.schedule.schedule import Schedule
 from pearl_pp.stages.rank_module import RankModule
 from pearl_pp.stages.stage_store import StageStore
 from pearl_pp.telemetry import Event, Recorder, write_chrome_trace
-from pearl_pp.transport.base import Channel, Transport
+from pearl_pp.transport.base import Transport
 from pearl_pp.transport.torch_distributed import connect
 
 logger = logging.getLogger("pearl_pp")
 
 OnText = Callable[[int, str], None]
 OnPlan = Callable[[list[str]], None]
+
+IDLE_S = 24 * 3600.0
+"""How long a rank waits for what rank 0 does next, which may depend on a person."""
 
 
 class PearlPP:
@@ -223,7 +227,7 @@ class PearlPP:
 
     def _follow(self) -> RequestOutput | None:
         """The next request that rank 0 announces; None when there are no more."""
-        message = json.loads(self._transport.broadcast_bytes(None, src=0, timeout_s=_IDLE_S))
+        message = json.loads(self._transport.broadcast_bytes(None, src=0, timeout_s=IDLE_S))
         if "error" in message:
             return RequestOutput(message["prompt"], [], [], "", None, error=message["error"])
         if "request" in message:
@@ -276,24 +280,10 @@ class PearlPP:
 
     def _gather(self, output: RequestOutput, logprobs: list[float] | None) -> None:
         """Collective: what only single ranks know reaches rank 0."""
-        mine = self._recorder.summary() | {
-            "handoff_bytes": self._transport.bytes_sent(Channel.HANDOFF),
-            "bytes_sent": sum(self._transport.bytes_sent(channel) for channel in Channel),
-            "messages_sent": sum(self._transport.messages_sent(channel) for channel in Channel),
-            "planned_bytes": self.plan.bytes_per_rank[self.rank].total,
-        }
+        mine = self._recorder.summary() | traffic(self._transport)
+        mine["planned_bytes"] = self.plan.bytes_per_rank[self.rank].total
         mine |= self._pair.measured(self._module, self._memory.peak_bytes())
-        gathered = self._transport.gather_bytes(json.dumps({"rank": mine, "logprobs": logprobs}).encode(), dst=0)
-        if gathered is None:
-            return
-        records = [json.loads(payload) for payload in gathered]
-        output.metrics["per_rank"] = [record["rank"] for record in records]
-        output.metrics["handoff_bytes"] = sum(record["rank"]["handoff_bytes"] for record in records)
-        output.logprobs = next((r["logprobs"] for r in records if r["logprobs"] is not None), None)
-
-
-# How long a rank waits for rank 0's next prompt, which may come from a person.
-_IDLE_S = 24 * 3600.0
+        gather_ranks(self._transport, mine, logprobs, output)
 
 
 def _synchronize() -> None:

@@ -10,10 +10,10 @@ from functools import cached_property
 from pearl_pp.config import RunConfig
 from pearl_pp.errors import UserError
 from pearl_pp.planning.choice import choose
-from pearl_pp.planning.layouts import best_split
 from pearl_pp.planning.memory import RankBytes
 from pearl_pp.planning.question import Question
 from pearl_pp.planning.replica_sets import lighter
+from pearl_pp.planning.splitting import best_split
 from pearl_pp.runtime.devices import Machine, gather_devices
 from pearl_pp.runtime.memory import memory_of
 from pearl_pp.runtime.pair import ModelPair
@@ -79,10 +79,10 @@ class _Wanted:
         """Collective: the planner's choice, made on rank 0; None where it finds none with a draft that fits."""
         payload = None
         if self.transport.rank == 0:
-            payload = json.dumps(None if self._question is None else _best_with_draft(self._question)).encode()
+            planned = None if self._question is None else planned_placement(self._question, self.pair.placement)
+            payload = json.dumps(planned and planned.record()).encode()
         record = json.loads(self.transport.broadcast_bytes(payload, src=0, timeout_s=_PLANNING_S))
-        name, gamma = self.config.placement, self.pair.placement.gamma
-        return record and replace(Placement.from_record(record), name=name, gamma=gamma)
+        return record and Placement.from_record(record)
 
     def _presets(self) -> Iterator[Placement]:
         if self.config.adapts and self.pair.placement.replicas:
@@ -104,14 +104,17 @@ class _Wanted:
             yield placement
 
 
-def _best_with_draft(question: Question) -> dict | None:
-    """A run that has loaded no draft could never try it."""
+def planned_placement(question: Question, asked: Placement) -> Placement | None:
+    """The planner's choice in place of `asked`; None where it finds none with a draft that fits.
+
+    Without a draft a run could never try one. gamma stays as asked for: passes are measured.
+    """
     try:
         ranking = choose(question)
     except (UserError, ValueError):  # the placement that needs no planner says what is wrong
         return None
     entry = next((entry for entry in ranking.entries if entry.fits and entry.placement.replicas), None)
-    return entry and entry.placement.record()
+    return entry and replace(entry.placement, name=asked.name, gamma=asked.gamma)
 
 
 def _notes(asked: Placement, loaded: Placement, fault: UserError | None) -> list[str]:

@@ -49,10 +49,10 @@ def memory_of(config: RunConfig, pair: ModelPair, devices: Sequence[Device]) -> 
 
 
 def shares_of_cards(devices: Sequence[Device], utilization: float) -> list[Share]:
-    """What the ranks on each card may use of it: no more than is free of it."""
+    """What the ranks on each card may use of it: no more than is free, or theirs already."""
     shares = []
     for card in dict.fromkeys(device.card for device in devices if device.card is not None):
         ranks = tuple(rank for rank, device in enumerate(devices) if device.card == card)
-        free = min(devices[rank].free_bytes for rank in ranks)
+        free = min(devices[rank].free_bytes for rank in ranks) + sum(devices[rank].held_bytes for rank in ranks)
         shares.append(Share(ranks, min(utilization * devices[ranks[0]].total_bytes, free)))
     return shares

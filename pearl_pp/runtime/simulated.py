@@ -11,16 +11,16 @@ import torch
 from pearl_pp.config import RunConfig
 from pearl_pp.errors import UserError
 from pearl_pp.planning.modes import Family, Limits, modes
-from pearl_pp.planning.prediction import exact_pass_ticks, expected_tokens_per_s
+from pearl_pp.planning.prediction import expected_tokens_per_s
 from pearl_pp.planning.speed_table import speed_table
-from pearl_pp.runtime.emulation import EmulatedPair
-from pearl_pp.runtime.engine import make_schedule
+from pearl_pp.runtime.emulation import EmulatedPair, machine_of
+from pearl_pp.runtime.fitting import planned_placement
 from pearl_pp.runtime.intake import make_request
 from pearl_pp.runtime.loading import open_pair
 from pearl_pp.runtime.metrics import request_metrics
 from pearl_pp.runtime.pacing import prefill_piece
 from pearl_pp.runtime.request import Prompt, Request
-from pearl_pp.runtime.warm_up import limits_of
+from pearl_pp.runtime.warm_up import limits_of, make_schedule, with_exact_pace
 from pearl_pp.runtime.worker import Progress
 from pearl_pp.schedule.instructions import Kind, Transfer
 from pearl_pp.schedule.schedule import Schedule
@@ -79,8 +79,7 @@ def simulate(config: RunConfig, num_ranks: int, prompt_len: int, overheads: Over
     """
     if config.emulate is None:
         raise UserError("--emulate", None, "say on which machine, as in --emulate configs/profiles/even_c8.yaml")
-    pair = open_pair(config, num_ranks, torch.device("cpu"))
-    assert isinstance(pair, EmulatedPair), "that is what --emulate opens"
+    pair = _open(config, num_ranks)
     request = make_request(Prompt(token_ids=(0,) * prompt_len, params=config.sampling_params()), pair)
     if request.total_len == prompt_len:
         raise UserError("--max-new-tokens", config.max_new_tokens, "leaves nothing to simulate")
@@ -98,10 +97,19 @@ def expected_speed(config: RunConfig, num_ranks: int) -> float:
     Raises:
         UserError: what the emulated run would refuse.
     """
-    pair = open_pair(config, num_ranks, torch.device("cpu"))
-    assert isinstance(pair, EmulatedPair), "that is what --emulate opens"
+    pair = _open(config, num_ranks)
     costs = ProfileCosts(pair.profile, pair.placement)
     return expected_tokens_per_s(_paced(config, pair), costs, pair.profile.acceptance)
+
+
+def _open(config: RunConfig, num_ranks: int) -> EmulatedPair:
+    """The emulated pair with the placement that a run would load."""
+    pair = open_pair(config, num_ranks, torch.device("cpu"))
+    assert isinstance(pair, EmulatedPair), "that is what --emulate opens"
+    if not config.adapts:
+        return pair
+    planned = planned_placement(pair.question(config, machine_of(config, pair, num_ranks)), pair.placement)
+    return pair if planned is None else replace(pair, placement=planned)
 
 
 def _schedule(config: RunConfig, pair: EmulatedPair, request: Request) -> Schedule:
@@ -124,9 +132,7 @@ def _paced(config: RunConfig, pair: EmulatedPair) -> Schedule:
     free = ProfileCosts(pair.profile, pair.placement)
     if config.adapts and schedule.replicas:
         return _fastest(schedule, pair, free, limits_of(config, pair))
-    if pair.strategy == "pearl" and pair.placement.gamma is None:
-        return schedule.with_pass_ticks(exact_pass_ticks(pair.placement, free))
-    return schedule
+    return with_exact_pace(schedule, pair, free)
 
 
 def _fastest(base: Schedule, pair: EmulatedPair, costs: ProfileCosts, limits: Limits) -> Schedule:

@@ -41,7 +41,7 @@ class StageStore:
 
     Args:
         capacity_bytes: of the device; None where nothing needs to make room.
-        on_drop: called before stages are dropped, to let go of the engines that hold them.
+        on_drop: called when stages are dropped, to let go of the engines that hold them.
     """
 
     def __init__(self, capacity_bytes: int | None = None, on_drop: Callable[[], None] = lambda: None) -> None:
@@ -75,8 +75,8 @@ class StageStore:
 
     def drop_others(self, kept: set[StageName]) -> None:
         """Frees all stages but these."""
-        self._on_drop()
         self._stages = {name: stage for name, stage in self._stages.items() if name in kept}
+        self._on_drop()
 
     @staticmethod
     def names(

@@ -9,6 +9,8 @@ import numpy as np
 NUM_RESAMPLES = 2000
 COVERAGE = 0.95
 SEED = 20240811
+MIN_PROMPTS = 5
+"""With fewer, far fewer than `COVERAGE` of such intervals hold the true ratio."""
 
 
 def ratio_interval(
@@ -23,10 +25,10 @@ def ratio_interval(
         ours, others: (tokens, seconds) of each prompt, in the same order.
 
     Returns:
-        Bounds that hold `COVERAGE` of the resamples; None with fewer than two prompts.
+        Bounds that hold `COVERAGE` of the resamples; None with fewer than `MIN_PROMPTS` prompts.
     """
     num_prompts = len(ours)
-    if num_prompts < 2:
+    if num_prompts < MIN_PROMPTS:
         return None
     drawn = np.random.default_rng(SEED).integers(0, num_prompts, (NUM_RESAMPLES, num_prompts))
     ratios = _speeds(ours, drawn) / _speeds(others, drawn)

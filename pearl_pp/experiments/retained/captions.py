@@ -58,7 +58,7 @@ def _versions(records: Iterable[Record]) -> list[str]:
     )
 
 
-def _note_lines(records: Iterable[Record]) -> Iterator[str]:
+def _note_lines(records: Sequence[Record]) -> Iterator[str]:
     """What runs say of themselves, once, with the rows that say it."""
     rows: dict[str, dict[str, None]] = defaultdict(dict)
     all_rows = dict.fromkeys(record["key"]["row"] for record in records if record["key"]["phase"] == MEASURE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,17 +88,24 @@ def _is_pipelined(entry: Entry, num_ranks: int) -> bool:
     return len(placement.target) == num_ranks and len(placement.replicas) > 1 and windows
 
 
-def measured_best(case: Case, row: Row, prompts: Iterable[str], records: Records) -> Variant | None:
-    """The variant with the most tokens a second over the sweep's prompts; None where none has run them all."""
-    wanted = tuple(prompts)
+def measured_best(case: Case, row: Row, prompts: Sequence[str], records: Records) -> Variant | None:
+    """The variant with the most tokens a second over the sweep's prompts, but for those that no variant could run;
+    None where none has run all the others.
+    """
+    runs_of = {
+        variant.name: {
+            prompt: records[key]["metrics"]
+            for prompt in prompts
+            if (key := Key(case.name, row.name, variant.name, SWEEP, 0, prompt)) in records
+        }
+        for variant in row.variants
+    }
+    wanted = {prompt for runs in runs_of.values() for prompt in runs}
 
     def speed(variant: Variant) -> float:
-        keys = [Key(case.name, row.name, variant.name, SWEEP, 0, prompt) for prompt in wanted]
-        if not all(key in records for key in keys):
-            return 0.0
-        metrics = [records[key]["metrics"] for key in keys]
-        seconds = sum(one["decode_s"] for one in metrics)
-        return sum(one["num_decode_tokens"] for one in metrics) / seconds if seconds else 0.0
+        runs = runs_of[variant.name].values()
+        seconds = sum(run["decode_s"] for run in runs)
+        return sum(run["num_decode_tokens"] for run in runs) / seconds if seconds else 0.0
 
-    best = max(row.variants, key=speed)
-    return best if speed(best) else None
+    able = [variant for variant in row.variants if wanted and wanted == runs_of[variant.name].keys()]
+    return max(able, key=speed, default=None)

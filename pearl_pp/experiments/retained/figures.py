@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -38,11 +38,12 @@ class Place:
     """Runs are compared with one another within one place only.
 
     Args:
-        digest: of the experiment; `title` is what people call it.
+        digest: of the experiment.
+        title: what people call it, which may change between runs of the same experiment.
     """
 
     digest: str
-    title: str
+    title: str = field(compare=False)
     case: str
     machine: Machine
     mode: str

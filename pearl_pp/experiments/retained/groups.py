@@ -126,8 +126,11 @@ class Groups:
             return
         for other in self._loaded - {place}:
             if self._keep_alive is False or other.device == place.device == CUDA:
-                self._programs[other].ask({"unload": {}})
-                self._loaded.remove(other)
+                try:
+                    self._programs[other].ask({"unload": {}})
+                    self._loaded.remove(other)
+                except ProgramFailed:  # what it held went with it, and the run is not its own
+                    self._end(other)
 
     def _end(self, place: _Place) -> None:
         self._loaded.discard(place)

@@ -39,12 +39,19 @@ class Asked:
 
 @dataclass(frozen=True)
 class Oracle:
-    """Args: name: see `Asked`. row, job: the run that says the text; None where none has to."""
+    """Who says what a text must be.
+
+    Args:
+        name: see `Asked`.
+        row, kind, options: the run that says it; kind None where none has to.
+        otherwise: who says it where that run cannot be made: a large model does not fit one card.
+    """
 
     name: str | None
     row: str = "hf"
     kind: str | None = None
     options: Mapping[str, Any] | None = None
+    otherwise: Oracle | None = None
 
     def key(self, case: Case, prompt: str) -> Key:
         return Key(case.name, self.row, "", ORACLE, 0, prompt)
@@ -55,16 +62,20 @@ class Oracle:
 
 
 def oracle_of(case: Case) -> Oracle:
-    """Greedy text: transformers' `generate`. `coupled`: plain decoding with the same noise. Emulated: the profile's
-    target, which always says the same. With `rejection` every schedule draws another text.
+    """Who says the texts of a case.
+
+    Greedy: transformers' `generate`, or plain decoding where the target does not fit one device. `coupled`: plain
+    decoding with the same noise. Emulated: the profile's target, which always says the same. With `rejection` every
+    schedule draws another text.
     """
     config = case.config
     if case.is_emulated:
         return Oracle(EMULATED_TARGET)
+    alone = Oracle(PLAIN, "ar", ENGINE, {**case.options, "strategy": "ar"})
     if config.sampling_params().greedy:
-        return Oracle(GENERATE, "hf", HF, case.options)
+        return Oracle(GENERATE, "hf", HF, case.options, alone)
     if config.verify == "coupled":
-        return Oracle(PLAIN, "ar", ENGINE, {**case.options, "strategy": "ar"})
+        return alone
     if any(len(item.turns) > 1 for item in case.workload.items):  # the first answer is said by the greedy target
         return Oracle(None, "hf", HF, {**case.options, **_GREEDY})
     return Oracle(None)
@@ -81,9 +92,14 @@ def asked(case: Case, oracle: Oracle, run: Callable[[Key, Job], Answer | None]) 
             answer = None
             if oracle.kind is not None:
                 answer = run(oracle.key(case, name), oracle.job(case, prompt))
+                if answer is None and oracle.otherwise is not None:
+                    oracle = oracle.otherwise
+                    answer = run(oracle.key(case, name), oracle.job(case, prompt))
             answers.append("" if answer is None else answer["text"])
             if answer is None or oracle.name is None:
                 yield Asked(name, prompt, oracle.name if oracle.kind is None else None)
+                if oracle.kind is not None and answer is None:
+                    break  # what a later turn asks is not known, and must not be another thing the next time
             else:
                 yield Asked(name, prompt, oracle.name, tuple(answer["token_ids"]))
 

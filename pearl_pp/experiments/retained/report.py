@@ -11,7 +11,7 @@ from pearl_pp.experiments.retained.captions import captions
 from pearl_pp.experiments.retained.comparison import Record
 from pearl_pp.experiments.retained.figures import Line, lines, place_of, sweeps
 from pearl_pp.experiments.retained.plots import plot_retained
-from pearl_pp.experiments.retained.store import TRACES, Skipped, read_records, read_skipped, slug, write_whole
+from pearl_pp.experiments.retained.store import Skipped, read_records, read_skipped, trace_path, write_whole
 from pearl_pp.experiments.retained.tables import csv_text, markdown
 from pearl_pp.experiments.retained.timeline import plot_timeline, read_panel
 
@@ -41,7 +41,7 @@ def merge_report(folders: Sequence[Path], out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError("--out", out, f"cannot be written: {error.strerror}") from None
+        raise _unwritable(out, error) from None
     _write(records, skipped, out, [BARS])
 
 
@@ -69,12 +69,12 @@ def _read(folder: Path) -> list[Record]:
 
 def _write(records: Sequence[Record], skipped: Sequence[Skipped], out: Path, pictures: Sequence[str]) -> None:
     of_rows = lines(records)
+    _write_picture(out / BARS, lambda path: plot_retained(of_rows, path))
     try:
-        _write_picture(out / BARS, lambda path: plot_retained(of_rows, path))
         write_whole(out / CSV, csv_text(of_rows))
         write_whole(out / TABLE, markdown(of_rows, captions(records, skipped), sweeps(records), pictures))
     except OSError as error:
-        raise UserError("--out", out, f"cannot be written: {error.strerror or error}") from None
+        raise _unwritable(out, error) from None
 
 
 def _write_timeline(out: Path, of_rows: Sequence[Line]) -> bool:
@@ -95,7 +95,7 @@ def _write_timeline(out: Path, of_rows: Sequence[Line]) -> bool:
 
 
 def _trace(out: Path, line: Line) -> Path:
-    return out / TRACES / f"{slug(line.place.case)}.{slug(line.row)}.json"
+    return trace_path(out, line.place.case, line.row)
 
 
 def _panel_title(line: Line) -> str:
@@ -103,10 +103,16 @@ def _panel_title(line: Line) -> str:
 
 
 def _write_picture(path: Path, draw: Callable[[Path], None]) -> None:
-    """Replace a picture whole."""
+    """Replace a picture whole; raises UserError where it cannot be written."""
     scratch = path.with_name(f".part.{path.name}")
     try:
         draw(scratch)
         os.replace(scratch, path)
+    except OSError as error:
+        raise _unwritable(path.parent, error) from None
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _unwritable(out: Path, error: OSError) -> UserError:
+    return UserError("--out", out, f"cannot be written: {error.strerror or error}")

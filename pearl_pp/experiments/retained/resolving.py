@@ -13,6 +13,7 @@ from typing import Any
 from pearl_pp.config import RunConfig, option_name, read_placement_file, read_profile, run_config
 from pearl_pp.config.profile_file import check_profile
 from pearl_pp.config.reading import nearest, one_line, read_yaml
+from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.errors import UserError
 from pearl_pp.experiments.retained.experiment import RECORD_FORMAT, Case, Experiment, Row
 from pearl_pp.experiments.retained.experiment_file import (
@@ -104,7 +105,8 @@ def _limited(path: str, cases: Sequence[Case], limits: Limits) -> Iterator[Case]
             raise UserError("--rows", row or None, f"no such row in {path}{hint}")
     for case in cases:
         rows = tuple(row for row in case.rows if row.name in wanted)
-        yield replace(case, rows=rows, prompts_limit=limits.prompts)
+        if rows:
+            yield replace(case, rows=rows, prompts_limit=limits.prompts)
 
 
 def _digest(content: Mapping[str, Any], cases: Sequence[Case]) -> str:
@@ -181,6 +183,15 @@ class _Resolver:
                 raise UserError(f"{self._place}: {name}", None, reason)
         return named
 
+    def _of_row(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """By their public names. What decides the text is the same for all rows of a case."""
+        named = self._named(options)
+        for name in named:
+            if name in SamplingParams.model_fields:
+                reason = "is not a row's own, all rows make the same texts: say it in options of the file or of a case"
+                raise UserError(f"{self._place}: {name}", None, reason)
+        return named
+
     def _changed(self, path: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         """The profile's file with the case's values in the place of its own."""
         content = read_yaml("--emulate", path)
@@ -211,7 +222,7 @@ class _Resolver:
         spec = RowSpec() if entry.like is None else ROWS[entry.like]
         if profile is not None and spec.kind != ENGINE:
             raise UserError(self._place, entry.name, "runs transformers on a model, and an emulated case has none")
-        own = self._named(entry.options)
+        own = self._of_row(entry.options)
         for values in combinations(self._swept(entry.each)):
             name = ", ".join(filter(None, (entry.name, variant_name(values))))
             num_ranks = entry.num_ranks or self._num_ranks + spec.extra_ranks
@@ -236,7 +247,7 @@ class _Resolver:
         if number > MAX_COMBINATIONS:
             reason = f"has {number} combinations of values, at most {MAX_COMBINATIONS} can be run"
             raise UserError(self._place, None, reason)
-        return self._named(sweep)
+        return self._of_row(sweep)
 
 
 def _gammas(profile: Profile | None) -> tuple[int, ...]:

@@ -26,7 +26,6 @@ from pearl_pp.transport.torch_distributed import pick_device
 OnProgress = Callable[[str, int, int], None]
 """Called with (what runs, runs done, runs in all) before each run."""
 
-
 WARM_UP_TOKENS = 32
 """Of a run that is not recorded, at most: enough windows for everything to have run, and for a picture."""
 
@@ -98,11 +97,11 @@ class Runner:
         if len(row.variants) == 1 and not row.planned:
             return [Chosen(row, row.variants[0])]
         try:
-            if case.is_emulated:
-                variant = choosing.planned(case, row, self._store.out) if row.planned else None
-                variant = variant or choosing.simulated_best(row)
-            else:
-                variant = choosing.chosen_before(case, row, self._store.records) or self._sweep(case, row, prompts)
+            variant = choosing.chosen_before(case, row, self._store.records)
+            if variant is None and row.planned and case.is_emulated:
+                variant = choosing.planned(case, row, self._store.out)
+            if variant is None:
+                variant = choosing.simulated_best(row) if case.is_emulated else self._sweep(case, row, prompts)
         except UserError as error:
             self._skip(Key(case.name, row.name, "", MEASURE, 0, ""), str(error))
             return []
@@ -140,13 +139,8 @@ class Runner:
         """
         what = (key.case, key.row, key.variant if key.phase == MEASURE else SWEEP)
         for left in range(0 if what in self._warm else self._experiment.warm_up, 0, -1):
-            is_traced = left == 1 and self._lacks_trace(key, job)
-            if (
-                self._run(
-                    key, replace(job, prompt=_shortened(job.prompt), trace=is_traced), lambda _: None, "warm-up of "
-                )
-                is None
-            ):
+            short = replace(job, prompt=_shortened(job.prompt), trace=left == 1 and self._lacks_trace(key, job))
+            if self._run(key, short, lambda _: None, "warm-up of ") is None:
                 return False
         self._warm.add(what)
         return True
@@ -165,6 +159,7 @@ class Runner:
             self._skip(key, str(error), of_prompt=error.option == "prompt")
             return None
         except ProgramFailed as failure:
+            self._warm.clear()  # the next run starts new processes, for other rows as well
             self._skip(key, str(failure), failed=True)
             return None
         finally:

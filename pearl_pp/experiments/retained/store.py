@@ -92,8 +92,7 @@ class Store:
         write_whole(self.trace_path(key), json.dumps(trace))
 
     def trace_path(self, key: Key) -> Path:
-        """Of the one trace that there is of a row."""
-        return self.out / TRACES / f"{slug(key.case)}.{slug(key.row)}.json"
+        return trace_path(self.out, key.case, key.row)
 
     def close(self) -> None:
         if self._results >= 0:
@@ -153,6 +152,11 @@ def read_skipped(out: Path) -> list[Skipped]:
         return []
     except (OSError, ValueError, TypeError) as error:
         raise UserError(OPTION, out / SKIPPED, f"cannot be read: {error}") from None
+
+
+def trace_path(out: Path, case: str, row: str) -> Path:
+    """Of the one trace that there is of a row."""
+    return out / TRACES / f"{slug(case)}.{slug(row)}.json"
 
 
 def write_whole(path: Path, text: str) -> None:

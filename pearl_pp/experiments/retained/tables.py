@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pearl_pp.experiments.retained.answer import answer, percent, percent_with_interval
+from pearl_pp.experiments.retained.bootstrap import COVERAGE, MIN_PROMPTS, NUM_RESAMPLES
 from pearl_pp.experiments.retained.comparison import Ratio
 from pearl_pp.experiments.retained.figures import Line, Place
 from pearl_pp.experiments.retained.machines import machine_names
@@ -19,15 +20,16 @@ FORMULAS = (
     "single runs; runs: rounds x prompts",
     "retained: tokens/s over tokens/s of `dedicated`, PEARL with one more rank for the draft alone (one chunk in "
     "flight, p = number of stages, its best gamma); over `ar`, over `sd`: the same over plain decoding and plain "
-    "speculative decoding at its best gamma. Each over the runs with equal prompt and round; [ ]: 95 % interval, 2,000 "
-    "bootstrap resamples of the prompts",
+    "speculative decoding at its best gamma. Each over the runs with equal prompt and round; [ ]: "
+    f"{100 * COVERAGE:g} % interval, {NUM_RESAMPLES:,} bootstrap resamples of the prompts; none with fewer than "
+    f"{MIN_PROMPTS} prompts",
     "MAT: mean length of the accepted runs between two rejections; acceptance: accepted / (accepted + rejected); per "
     "pass: tokens / target passes; first token: median",
     "sending: time in which ranks post messages, waiting: in which they wait for one, each of all ranks' time; idle: "
     "of each rank, in which it neither computes nor sends; hand-off: bytes moved to bring a replica of the draft up to "
     "date, over tokens",
-    "text: answers equal to the oracle's (real: one-process `generate` of the target; emulated: the emulated target's "
-    "own text)",
+    "text: answers equal to the oracle's (real: one-process `generate` of the target, or plain decoding with the same "
+    "noise, or where the target fits no single device; emulated: the emulated target's own text)",
 )
 
 _SOURCES = {
@@ -92,7 +94,7 @@ def _speed_columns(lines: Sequence[Line]) -> list[_Column]:
         _Column("row", lambda line: f"`{line.name}`", is_number=False),
         _Column("ranks", lambda line: line.ranks),
         _Column("tokens/s", lambda line: _number(line.tokens_per_s, ".2f")),
-        _Column("**retained** [95 %]", lambda line: percent_with_interval(line.retained)),
+        _Column(f"**retained** [{100 * COVERAGE:g} %]", lambda line: percent_with_interval(line.retained)),
         _Column("published", _published),
         _Column("over `ar`", lambda line: _times(line.over_plain)),
         _Column("over `sd`", lambda line: _times(line.over_speculative)),

@@ -38,6 +38,8 @@ def test_run_takes_the_ranks_and_leaves_the_options(launched: list[tuple[int, li
         (["run", "-n", "0"], "-n 0: must be a whole number, at least 1"),
         (["run", "-n", "four"], "-n four: must be a whole number, at least 1"),
         (["run", "-n"], "-n: needs a number"),
+        (["run", "-n", "4", "--emulate", "/"], "--emulate /: cannot be read: Is a directory"),
+        (["run", "-n", "4", "--placement", "/none.yaml"], "--placement /none.yaml: no such file"),
         (["rnu", "-n", "4"], "pearl-pp rnu: no such command; did you mean run?"),
     ],
 )

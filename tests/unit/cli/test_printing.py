@@ -8,7 +8,7 @@ import pytest
 
 from pearl_pp.config import RunConfig
 from pearl_pp.console.printing import Printer
-from pearl_pp.console.summary import cell
+from pearl_pp.console.summary import cell, line_of
 from pearl_pp.runtime.metrics import empty_metrics, totals
 from pearl_pp.runtime.request import Prompt, RequestOutput
 
@@ -58,7 +58,7 @@ def test_quiet_prints_the_texts_only(stream: type[io.StringIO]) -> None:
     printer = printer_for(RunConfig(quiet=True), out, err)
     printer.progress("weights", 1, 2)
     one_answer(printer)
-    printer.summary([finished("Hello", empty_metrics())], totals([]))
+    printer.summary([line_of(finished("Hello", empty_metrics()))], totals([]))
     assert (out.getvalue(), err.getvalue()) == ("Hello\n", "")
 
 
@@ -116,7 +116,7 @@ def test_an_error_in_the_middle_of_an_answer_stands_on_a_line_of_its_own() -> No
 def summary_of(outputs: list[RequestOutput], config: RunConfig | None = None) -> str:
     out = io.StringIO()
     printer_for(config or RunConfig(), out, io.StringIO()).summary(
-        outputs, totals(output.metrics for output in outputs)
+        [line_of(output) for output in outputs], totals(output.metrics for output in outputs)
     )
     return out.getvalue()
 

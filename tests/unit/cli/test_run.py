@@ -12,6 +12,7 @@ import pytest
 
 from pearl_pp import run
 from pearl_pp.console import leaving
+from pearl_pp.console.summary import line_of
 from pearl_pp.errors import UserError
 from pearl_pp.runtime.request import RequestOutput
 
@@ -78,7 +79,7 @@ def test_the_exit_code_says_whether_a_prompt_could_be_run() -> None:
         2: [[refused], [refused, refused]],
     }
     for code, runs in outputs.items():
-        assert [run.exit_code(each) for each in runs] == [code] * len(runs)
+        assert [run.exit_code([line_of(output) for output in each]) for each in runs] == [code] * len(runs)
 
 
 @pytest.mark.case("P4")

@@ -59,6 +59,16 @@ sys.exit(3)
     assert str(failed.value) == "3 ranks: ended with exit code 3\nrank 2:\nValueError: the cause\non two lines"
 
 
+def test_an_answer_that_was_cut_short_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "sys.stdout.write('{\"half')\nsys.exit(3)"
+    program = Program("halves", [module(tmp_path, monkeypatch, code)])
+    try:
+        with pytest.raises(ProgramFailed, match="halves: ended with exit code 3"):
+            program.answer()
+    finally:
+        program.close()
+
+
 @pytest.mark.parametrize("work", ["time.sleep(600)", "told.next()"])
 def test_a_program_ends_with_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
     name = module(tmp_path, monkeypatch, f"import time\ntold = Told()\ntold.answer(os.getpid())\ntold.next()\n{work}")

@@ -10,7 +10,7 @@ import torch
 
 from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.errors import UserError
-from pearl_pp.experiments import transformers_text
+from pearl_pp.experiments import transformers_rows, transformers_text
 from pearl_pp.experiments.commands import prompt_message
 from pearl_pp.experiments.transformers_rows import TransformersRows
 from pearl_pp.runtime.engine import PearlPP
@@ -132,3 +132,13 @@ def test_a_synthetic_target_runs_without_a_folder(rows: TransformersRows) -> Non
     assert len(found["token_ids"]) == 3
     rows.unload()
     assert rows.run("hf", options, prompt_message(prompt), 1)["token_ids"] == found["token_ids"]
+
+
+def test_models_that_do_not_fit_are_refused_and_let_go(rows: TransformersRows, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setitem(transformers_rows._KINDS, "hf", full)
+    with pytest.raises(UserError, match="do not fit"):
+        rows.run("hf", {}, prompt_message(Prompt(text=TEXT)), 1)
+    assert not rows._models

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,22 +12,24 @@ from pearl_pp.errors import UserError
 from pearl_pp.runtime import fitting
 from pearl_pp.runtime.devices import Device
 from pearl_pp.runtime.loading import open_pair
+from pearl_pp.runtime.simulated import simulate
 from pearl_pp.schedule.placement import Placement
 from pearl_pp.transport.inprocess import InProcessGroup, InProcessTransport
 
 NUM_RANKS = 4
+PROFILES = Path(__file__).resolve().parents[3] / "configs" / "profiles"
 PAIR = {"target": "synthetic:cpu_small", "draft": "synthetic:cpu_small"}  # 24 layers of 21 MB, a draft of 0.15 GB
 TIGHT = "0.5,0.5,0.14,0.3"
 
 
 def fitted(**options: object) -> tuple[Placement, list[str]]:
     """The placement that every rank finds, and what is said of it."""
-    config = RunConfig(**PAIR, **options)
+    config = RunConfig(**(options if "emulate" in options else PAIR | options))
     pair = open_pair(config, NUM_RANKS, torch.device("cpu"))
 
     def work(transport: InProcessTransport) -> tuple[Placement, list[str]]:
         fitted_pair, needed, notes = fitting.fit_placement(transport, config, pair)
-        assert needed == fitted_pair.planned_bytes()
+        assert needed == fitted_pair.planned_bytes(transport.device.type)
         return fitted_pair.placement, notes
 
     results = InProcessGroup(NUM_RANKS, 60.0, None, True).run(work)
@@ -70,7 +74,7 @@ def test_what_fits_nowhere_is_refused_with_what_is_short() -> None:
 
 
 def test_slower_cards_get_fewer_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = [Device(f"a {rank}", 24 * 10**9, 24 * 10**9, speed) for rank, speed in enumerate((900, 900, 450, 450))]
+    devices = [Device(f"a {rank}", 24 * 10**9, 24 * 10**9, 0, speed) for rank, speed in enumerate((900, 900, 450, 450))]
     monkeypatch.setattr(fitting, "gather_devices", lambda transport: devices)
     several, _ = fitted(placement="pipelined")
     assert several.target[0] > several.target[2] > 0, "the slowest stage sets the pace of several chunks in flight"
@@ -81,3 +85,11 @@ def test_slower_cards_get_fewer_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     alike, _ = fitted(placement="pipelined")
     assert alike.target == (6, 6, 6, 6), "differences of a measurement are none"
+
+
+def test_a_simulated_run_has_the_placement_that_a_run_loads() -> None:
+    options = {"emulate": str(PROFILES / "a100_llama2_7b_70b.yaml"), "max_new_tokens": 8}
+    found, _ = fitted(**options)
+    assert found.num_stages == 3, "the draft alone on the last card is the planner's choice here, and no preset's"
+    simulated = simulate(RunConfig(**options), NUM_RANKS, prompt_len=4)
+    assert simulated.pair.placement == found

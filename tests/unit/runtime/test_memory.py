@@ -67,6 +67,9 @@ def test_ranks_share_the_cards_they_are_on() -> None:
 def test_memory_that_other_processes_have_is_not_there(word_pair: ModelPair) -> None:
     card = Device("a 0", 10 * GB, 3 * GB)
     assert shares_of_cards([card], 0.9) == [Share((0,), 3 * GB)]
+    assert shares_of_cards([card._replace(held_bytes=GB), card._replace(held_bytes=2 * GB)], 0.9) == [
+        Share((0, 1), 6 * GB)
+    ], "what ranks of this job hold is theirs"
     said = refusal(word_pair, of(4 * GB), [card])
     assert said.startswith("--gpu-memory-utilization 0.9: rank 0 needs 4 GB") and "3 GB are there" in said
 
@@ -80,7 +83,7 @@ def test_a_card_is_asked_for_its_size(word_pair: ModelPair, monkeypatch: pytest.
     transport = InProcessGroup(1, 1.0, None, True).transport(0)
     transport.device = torch.device("cuda")
     (device,) = gather_devices(transport)
-    assert device[1:] == (10 * GB, 9 * GB, 900.0)
+    assert device[1:] == (10 * GB, 8 * GB, GB, 900.0)
     assert refusal(word_pair, of(9 * GB), [device]) == ""
     said = refusal(word_pair, of(9 * GB), [device], gpu_memory_utilization=0.5)
     assert said.startswith("--gpu-memory-utilization 0.5: rank 0 needs 9 GB") and " 5 GB are there" in said

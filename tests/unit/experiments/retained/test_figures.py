@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pearl_pp.experiments.retained import bootstrap
-from pearl_pp.experiments.retained.bootstrap import ratio_interval
+from pearl_pp.experiments.retained.bootstrap import MIN_PROMPTS, ratio_interval
 from pearl_pp.experiments.retained.figures import Line, Text, lines, sweeps
 from pearl_pp.experiments.retained.machines import Machine, machine_names
 from tests.unit.experiments.retained.made_up import MACHINE, experiment, record
@@ -29,14 +29,14 @@ def test_tokens_per_second_are_sum_over_sum_and_the_median_is_over_runs() -> Non
 
 
 def test_ratios_are_over_the_reference_rows() -> None:
-    rows = by_name(experiment())
+    rows = by_name(experiment(prompts=MIN_PROMPTS))
     assert rows["pipelined"].retained is not None and rows["pipelined"].retained.value == pytest.approx(1.2)
     assert rows["hop"].retained is not None and rows["hop"].retained.value == pytest.approx(0.98)
     assert rows["hop"].retained.interval == pytest.approx((0.98, 0.98))  # equal in every prompt
-    assert rows["hop"].retained.num_pairs == 6
+    assert rows["hop"].retained.num_pairs == 2 * MIN_PROMPTS
     assert rows["hop"].over_plain is not None and rows["hop"].over_plain.value == pytest.approx(1.96)
     assert rows["hop"].over_speculative is None  # no such row
-    assert rows["dedicated"].retained == (1.0, None, 6)
+    assert rows["dedicated"].retained == (1.0, None, 2 * MIN_PROMPTS)
 
 
 def test_only_pairs_that_both_rows_have_are_compared() -> None:
@@ -64,6 +64,13 @@ def test_places_are_not_compared_with_one_another() -> None:
     for changes in ({"case": "other"}, {"machine": other}, {"mode": "real"}):
         assert by_name([dedicated, record("hop", 5.0, **changes)])["hop"].retained is None
     assert by_name([dedicated, record("hop", 5.0)])["hop"].retained is not None
+
+
+def test_another_title_does_not_make_it_another_experiment() -> None:
+    """A title may be mended between runs of the same experiment."""
+    reference = record("dedicated", 10.0, placement="dedicated", num_ranks=5)
+    renamed = record("hop", 9.0) | {"experiment": {"name": "made_up", "title": "Better", "digest": "d1"}}
+    assert by_name([reference, renamed])["hop"].retained == (pytest.approx(0.9), None, 1)
 
 
 def test_the_load_of_a_machine_does_not_make_it_another() -> None:
@@ -166,13 +173,14 @@ def test_the_interval_covers_the_ratio_as_often_as_it_says() -> None:
     assert 175 <= held <= 199
 
 
-def test_one_prompt_has_no_interval_and_the_same_records_give_the_same() -> None:
-    assert ratio_interval([(100, 1.0)], [(100, 2.0)]) is None
-    pairs = [(100.0, 1.0), (100.0, 2.0), (100.0, 3.0)]
+def test_few_prompts_have_no_interval_and_the_same_records_give_the_same() -> None:
+    pairs = [(100.0, float(number)) for number in range(1, MIN_PROMPTS + 1)]
+    assert ratio_interval(pairs[1:], pairs[:-1]) is None
+    assert ratio_interval(pairs, pairs[::-1]) is not None
     assert ratio_interval(pairs, pairs[::-1]) == ratio_interval(pairs, pairs[::-1])
 
 
-@given(st.lists(st.tuples(st.floats(1, 9), st.floats(1, 9)), min_size=2, max_size=9))
+@given(st.lists(st.tuples(st.floats(1, 9), st.floats(1, 9)), min_size=MIN_PROMPTS, max_size=9))
 def test_an_interval_lies_within_the_prompts_own_ratios_and_is_ordered(seconds: list[tuple[float, float]]) -> None:
     ours, others = ([(10.0, own) for own, _ in seconds], [(10.0, other) for _, other in seconds])
     interval = ratio_interval(ours, others)

@@ -124,3 +124,16 @@ def test_a_misspelt_option_starts_nothing(started: list[Fake]) -> None:
     with Groups() as kept, pytest.raises(UserError, match="did you mean gamma"):
         kept.run(Job(2, ENGINE, {"gama": 3}, PROMPT))
     assert started == []
+
+
+def test_a_program_that_has_crashed_unseen_is_not_the_next_ones_fault(
+    started: list[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fake, "has_cuda", True)
+    with Groups() as kept:
+        kept.run(Job(2, ENGINE, {}, PROMPT))
+        started[0].answer = ProgramFailed("2 ranks: ended")
+        assert kept.run(Job(3, ENGINE, {}, PROMPT)) == {}
+        assert started[0].is_closed
+        assert kept.run(Job(2, ENGINE, {}, PROMPT)) == {}
+    assert [program.name for program in started] == ["2 ranks", "3 ranks", "2 ranks"]

@@ -9,6 +9,7 @@ import pytest
 
 from pearl_pp.cli import main
 from pearl_pp.errors import UserError
+from pearl_pp.experiments.retained import report
 from pearl_pp.experiments.retained.report import merge_report, write_report
 from pearl_pp.experiments.retained.results_page import PAGE, kept_folders, page_text, results_page
 from tests.unit.experiments.retained.made_up import MACHINE, experiment, record, trace, write
@@ -83,6 +84,18 @@ def test_a_folder_without_records_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(UserError, match="cannot be written"):
         merge_report([write(tmp_path / "a", experiment())], tmp_path / "file" / "out")
+
+
+def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(report, "plot_timeline", full)
+    out = write(tmp_path, experiment())
+    (out / "traces").mkdir()
+    (out / "traces" / "case.hop.json").write_text(json.dumps(trace()), encoding="utf-8")
+    with pytest.raises(UserError, match="cannot be written: No space left"):
+        write_report(out)
 
 
 def test_the_page_is_made_of_records_alone(tmp_path: Path) -> None:

@@ -173,6 +173,19 @@ def test_a_prompt_that_is_refused_is_left_out_alone(tmp_path: Path) -> None:
     run(experiment, tmp_path / "out", FakeGroups(refuses))
     assert {key.prompt for key in keys(tmp_path / "out") if key.row == "ar"} == {"builtin/1"}
     assert {s.prompt for s in read_skipped(tmp_path / "out")} == {"builtin/0"}
+    rows = {(key.row, key.variant) for key in keys(tmp_path / "out")}
+    assert ("sd", "gamma 4") in rows, "a sweep chooses by what could be run"
+
+
+def test_after_a_crash_every_row_is_warmed_up_again(tmp_path: Path) -> None:
+    def crashes(job: Job, answer: dict[str, Any]) -> None:
+        if job.options.get("placement") == "hop":
+            raise ProgramFailed("2 ranks: crashed")
+
+    experiment = experiment_of(tmp_path, options={"max_new_tokens": 40}, rows=["ar", "hop"], rounds=1)
+    run(experiment, tmp_path / "out", groups := FakeGroups(crashes))
+    lengths = [job.prompt.params.max_new_tokens for job in groups.jobs if job.options.get("strategy") == "ar"]
+    assert lengths == [32, 40, 32, 40]
 
 
 def test_sampled_text_has_no_oracle_but_with_the_same_noise_it_has(tmp_path: Path) -> None:
@@ -231,6 +244,32 @@ def test_a_second_turn_holds_the_oracles_first_answer(tmp_path: Path) -> None:
     assert [key.prompt for key in keys(tmp_path / "out")] == ["mt_bench/81/1", "mt_bench/81/2"] * 2
     second = [job.prompt.text or "" for job in groups.jobs if "Second?" in (job.prompt.text or "")]
     assert len(second) == 3 and len(set(second)) == 1 and "a text" in second[0]
+
+
+def test_without_an_oracle_there_is_no_second_turn(tmp_path: Path) -> None:
+    """Another time its prompt, of the same name, would be another."""
+
+    def refuses(job: Job, answer: dict[str, Any]) -> None:
+        if job.kind == HF or job.options.get("strategy") == "ar":
+            raise UserError("hf", None, "does not fit")
+
+    file = tmp_path / "mt.jsonl"
+    file.write_text('{"question_id": 81, "category": "writing", "turns": ["First?", "Second?"]}\n')
+    workload = {"name": "mt_bench", "file": str(file), "chat": False}
+    run(experiment_of(tmp_path, workload=workload, rows=["hop"], rounds=1), tmp_path / "out", FakeGroups(refuses))
+    assert [key.prompt for key in keys(tmp_path / "out")] == ["mt_bench/81/1"]
+
+
+def test_plain_decoding_says_the_text_where_the_target_fits_no_single_device(tmp_path: Path) -> None:
+    def refuses(job: Job, answer: dict[str, Any]) -> None:
+        if job.kind == HF:
+            raise UserError("hf", None, "does not fit")
+
+    run(experiment_of(tmp_path, rows=["hop"], rounds=1), tmp_path / "out", FakeGroups(refuses))
+    records = read_records(tmp_path / "out")
+    assert {record["oracle"] for record in records if record["key"]["phase"] == "measure"} == {"ar"}
+    assert {record["key"]["row"] for record in records if record["key"]["phase"] == "oracle"} == {"ar"}
+    assert {record["text_equals_oracle"] for record in records if record["key"]["phase"] == "measure"} == {True}
 
 
 @contextmanager

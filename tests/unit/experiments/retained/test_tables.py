@@ -21,7 +21,7 @@ def cells(text: str, row: str) -> dict[str, str]:
 
 
 def test_the_first_line_is_the_answer() -> None:
-    text = markdown(lines(experiment()))
+    text = markdown(lines(experiment(prompts=5)))
     assert text.splitlines()[0] == (
         "Emulated: `hop` on 4 ranks keeps 98.0 % [98.0, 98.0] of the tokens/s of PEARL with a rank of its own for the "
         "draft (`dedicated`, 5 ranks); `pipelined` on 4 ranks 120.0 % [120.0, 120.0]. Every text equals the oracle's."
@@ -90,11 +90,11 @@ def test_columns_of_places_are_there_where_lines_differ() -> None:
 
 
 def test_a_row_stands_in_the_table_with_its_figures() -> None:
-    told = cells(markdown(lines(experiment())), "hop")
+    told = cells(markdown(lines(experiment(prompts=5))), "hop")
     assert told["**retained** [95 %]"] == "98.0 % [98.0, 98.0]"
     assert told["published"] == "94.0 % (MT-bench)"
     assert told["over `ar`"] == "1.96x"
-    assert told["runs"] == "2 x 3"
+    assert told["runs"] == "2 x 5"
     assert told["ran with"] == "F = 1, p = 4, gamma 8; draft on 3 or 0, catchup"
     assert "over `sd`" not in told and "simulated tokens/s" not in told  # nobody has such a figure
     emulated = cells(markdown(lines([record("hop", 9.0, simulated_tokens_per_s=10.0)])), "hop")
