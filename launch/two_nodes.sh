@@ -33,18 +33,25 @@ if [ $# -lt 1 ] || [ -z "${HEAD:-}" ]; then
 fi
 node=$1
 shift
+nodes=${NODES:-2}
+if ! [[ "$nodes" =~ ^[1-9][0-9]{0,4}$ ]]; then
+    fail "NODES $nodes: must be the number of machines"
+elif ! [[ "$node" =~ ^(0|[1-9][0-9]{0,4})$ ]] || [ "$node" -ge "$nodes" ]; then
+    fail "NODE_NUMBER $node: must be this machine's number, 0 to $((nodes - 1))"
+fi
 interface=${IFACE:-$(interface_to_head 2>/dev/null || true)}
 if [ -z "$interface" ] || [ "$interface" = lo ]; then
     fail "HEAD $HEAD: no interface leads there from this machine; give machine 0's address, or name one with IFACE"
-elif [ ! -e "/sys/class/net/$interface" ]; then
+elif [[ "$interface" == */* || "$interface" == .* || ! -e "/sys/class/net/$interface" ]]; then
     fail "IFACE $interface: no such interface; there are $(ls /sys/class/net | tr '\n' ' ')"
 fi
-export GLOO_SOCKET_IFNAME=$interface NCCL_SOCKET_IFNAME=$interface OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+# NCCL takes a name for a prefix (eth1 is eth10 as well) but for one behind "=".
+export GLOO_SOCKET_IFNAME=$interface NCCL_SOCKET_IFNAME="=$interface" OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 . "$(dirname -- "${BASH_SOURCE[0]}")/_env.sh"
 ensure_env ""
-say "machine $node of ${NODES:-2}: ${RANKS_PER_NODE:-4} ranks, messages over $interface"
+say "machine $node of $nodes: ${RANKS_PER_NODE:-4} ranks, messages over $interface"
 exec "$VENV_PY" -m torch.distributed.run \
-    --nnodes "${NODES:-2}" --node-rank "$node" --nproc-per-node "${RANKS_PER_NODE:-4}" \
+    --nnodes "$nodes" --node-rank "$node" --nproc-per-node "${RANKS_PER_NODE:-4}" \
     --master-addr "$HEAD" --master-port "${PORT:-29500}" \
     -m pearl_pp.run "$@"

@@ -19,7 +19,8 @@ from pearl_pp.schedule.windows import WindowSlot, WindowStart
 # Windows that start alike are generated once. The end of the text is seen from so many positions away; a window
 # that reaches further is generated for itself: with acceptance .9 that is one in 150 (.9**48 = .006).
 HORIZON = 48
-MAX_WINDOWS = 512
+# A window takes some kilobytes. A long text has a few dozen; short ones that all differ would fill any number.
+MAX_WINDOWS = 128
 
 
 class _Window:

@@ -175,8 +175,29 @@ def test_an_address_that_leads_to_no_other_machine_is_named_before_anything_star
     assert finished.stderr.count("\n") == 1
 
 
-def test_an_interface_that_is_not_there_is_named_before_anything_starts() -> None:
-    finished = recipe("0", HEAD="10.0.0.1", IFACE="nosuch0")
+@pytest.mark.parametrize("interface", ["nosuch0", ".", "../net"])
+def test_an_interface_that_is_not_there_is_named_before_anything_starts(interface: str) -> None:
+    finished = recipe("0", HEAD="10.0.0.1", IFACE=interface)
     assert finished.returncode == 2
-    assert finished.stderr.startswith("error: IFACE nosuch0: no such interface; there are ")
+    assert finished.stderr.startswith(f"error: IFACE {interface}: no such interface; there are ")
     assert finished.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", ["2", "-1", "x", "--target", "", "00"])
+def test_a_number_of_no_machine_is_named_before_anything_starts(number: str) -> None:
+    finished = recipe(number, HEAD="10.0.0.1", IFACE="lo")
+    assert finished.returncode == 2
+    assert finished.stderr == f"error: NODE_NUMBER {number}: must be this machine's number, 0 to 1\n"
+
+
+def test_ranks_are_told_the_interface_alone_and_none_that_begins_with_its_name(tmp_path: Path) -> None:
+    interface = next((path.name for path in Path("/sys/class/net").iterdir() if path.name != "lo"), None)
+    if interface is None:
+        pytest.skip("no interface but the loopback")
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    (binaries / "python").write_text('#!/bin/sh\n[ "$1" = -m ] && exec env\n[ "$1" = - ] && echo made\nexit 0\n')
+    (binaries / "python").chmod(0o755)
+    (tmp_path / ".installed-").write_text("made\n")
+    told = recipe("0", HEAD="10.0.0.1", IFACE=interface, PEARL_PP_VENV=str(tmp_path)).stdout.splitlines()
+    assert {f"GLOO_SOCKET_IFNAME={interface}", f"NCCL_SOCKET_IFNAME=={interface}"} <= set(told)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import random
+import sys
 import time
 from array import array
 from collections.abc import Callable
@@ -76,6 +78,14 @@ def is_plain(prompt: Prompt) -> bool:
     return params.temperature == 0 and params.ignore_eos and params.repetition_penalty == 1.0
 
 
+def bytes_in_use(process: psutil.Process) -> int:
+    """Resident memory without what the allocator holds for later: how much of that there is, is left to chance."""
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+    return process.memory_info().rss
+
+
 def soak(
     transport: Transport, folders: tuple[str, str], prompts: list[Prompt], num_warm_up: int, folder: str
 ) -> Soaked:
@@ -94,10 +104,8 @@ def soak(
         if output.error is not None:
             errors.append(output.error)
         if index == num_warm_up:
-            gc.collect()
-            early_bytes = process.memory_info().rss
-    gc.collect()
-    late_bytes = process.memory_info().rss
+            early_bytes = bytes_in_use(process)
+    late_bytes = bytes_in_use(process)
     engine.close()
     return Soaked(early_bytes, late_bytes, cpu_seconds.tolist(), answers, errors)
 

@@ -14,7 +14,7 @@ from pearl_pp.errors import UserError
 from pearl_pp.experiments.retained.experiment import Case, Row
 from pearl_pp.experiments.retained.job import SWEEP, Key
 from pearl_pp.experiments.retained.rows import Variant, variant_name
-from pearl_pp.experiments.retained.store import PLACEMENTS, PROFILES, slug, write_whole
+from pearl_pp.experiments.retained.store import PLACEMENTS, PROFILES, slug, write_whole, writing
 from pearl_pp.planning.choice import Entry, choose
 from pearl_pp.runtime.devices import Machine
 from pearl_pp.runtime.loading import open_pair
@@ -28,15 +28,21 @@ def with_files(case: Case, out: Path) -> Case:
     if case.new_profile is None:
         return case
     path = out / PROFILES / f"{slug(case.name)}.yaml"
-    write_whole(path, yaml.safe_dump(dict(case.new_profile), sort_keys=False))
+    with writing(out):
+        write_whole(path, yaml.safe_dump(dict(case.new_profile), sort_keys=False))
     changed = {"emulate": str(path)}
     rows = tuple(replace(row, options={**row.options, **changed}) for row in case.rows)
     return replace(case, options={**case.options, **changed}, rows=rows)
 
 
-def chosen_before(case: Case, row: Row, records: Records) -> Variant | None:
-    """The variant that has been measured already: a row keeps it."""
+def chosen_before(case: Case, row: Row, records: Records, out: Path) -> Variant | None:
+    """The variant that has been measured already: a row keeps it. Of a planned one that is its file in `out`, not a
+    variant that is called the same; without the file the planner says the same once more.
+    """
     names = {key.variant for key in records if (key.case, key.row) == (case.name, row.name) and key.phase != SWEEP}
+    if row.planned:
+        path = _placement_path(case, row, out)
+        return Variant(min(names), {"placement": str(path)}) if names and path.is_file() else None
     return next((variant for variant in row.variants if variant.name in names), None)
 
 
@@ -76,10 +82,15 @@ def planned(case: Case, row: Row, out: Path) -> Variant | None:
         return None
     placement = entry.placement
     content = {name: value for name, value in placement.record().items() if name != "name"}
-    path = out / PLACEMENTS / f"{slug(case.name)}.{slug(row.name)}.yaml"
-    write_whole(path, yaml.safe_dump(content, sort_keys=False))
+    path = _placement_path(case, row, out)
+    with writing(out):
+        write_whole(path, yaml.safe_dump(content, sort_keys=False))
     name = variant_name({"fill": placement.fill, "verify_interval": placement.verify_interval})
     return Variant(name, {"placement": str(path)})
+
+
+def _placement_path(case: Case, row: Row, out: Path) -> Path:
+    return out / PLACEMENTS / f"{slug(case.name)}.{slug(row.name)}.yaml"
 
 
 def _is_pipelined(entry: Entry, num_ranks: int) -> bool:

@@ -56,6 +56,11 @@ _QUANTITIES = (
 """The first that the lines have is drawn."""
 
 
+def plain(text: str) -> str:
+    """`text` as it is: matplotlib would read what stands between two dollar signs as mathematics."""
+    return text.replace("$", r"\$")
+
+
 def plot_retained(lines: Sequence[Line], path: Path) -> None:
     """Bars with 95 % intervals, a line where the reference is, and diamonds for published figures; PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -70,7 +75,7 @@ def plot_retained(lines: Sequence[Line], path: Path) -> None:
     _draw(axes, groups, quantity)
     modes = " and ".join(sorted({line.place.mode for line in lines})) or "nothing measured"
     titles = "; ".join(dict.fromkeys(line.place.title for line in lines))
-    axes.set_title(f"{titles} ({modes})".strip(), fontsize=11, loc="left", wrap=True)
+    axes.set_title(plain(f"{titles} ({modes})".strip()), fontsize=11, loc="left", wrap=True)
     figure.savefig(path, dpi=130, metadata={"Software": None})
 
 
@@ -107,7 +112,7 @@ def _draw(axes: Axes, groups: Sequence[_Group], quantity: _Quantity) -> None:
     height = 0.0
     for group in groups:
         if group.title:
-            axes.text(0, height, f" {group.title}", fontsize=9, fontweight="bold", va="center")
+            axes.text(0, height, plain(f" {group.title}"), fontsize=9, fontweight="bold", va="center")
             height += 1
         for bar in group.bars:
             colour, hatch = colour_of[bar.name]
@@ -119,7 +124,7 @@ def _draw(axes: Axes, groups: Sequence[_Group], quantity: _Quantity) -> None:
             ticks.append((height, bar.name))
             height += 1
         height += 0.5
-    axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks], fontsize=9)
+    axes.set_yticks([at for at, _ in ticks], [plain(name) for _, name in ticks], fontsize=9)
     axes.set_ylim(height - 0.3, -0.7)
     axes.set_xlim(0, 1.22 * most)
     if quantity.reference is not None:

@@ -11,7 +11,14 @@ from pearl_pp.experiments.retained.captions import captions
 from pearl_pp.experiments.retained.comparison import Record
 from pearl_pp.experiments.retained.figures import Line, lines, place_of, sweeps
 from pearl_pp.experiments.retained.plots import plot_retained
-from pearl_pp.experiments.retained.store import Skipped, read_records, read_skipped, trace_path, write_whole
+from pearl_pp.experiments.retained.store import (
+    RESULTS,
+    Skipped,
+    read_records,
+    read_skipped,
+    trace_path,
+    write_whole,
+)
 from pearl_pp.experiments.retained.tables import csv_text, markdown
 from pearl_pp.experiments.retained.timeline import plot_timeline, read_panel
 
@@ -25,7 +32,7 @@ def write_report(out: Path) -> None:
     Raises:
         UserError: no records, a line that is none, or a folder that cannot be written.
     """
-    records = read_records(out)
+    records = read_whole_records(out)
     pictures = [BARS, *([TIMELINE] if _write_timeline(out, lines(records)) else [])]
     _write(records, read_skipped(out), out, pictures)
 
@@ -36,7 +43,7 @@ def merge_report(folders: Sequence[Path], out: Path) -> None:
     Raises:
         UserError: as for one folder; or a run is in two of the folders, made on the same machine.
     """
-    records = merged([(folder, _read(folder)) for folder in folders])
+    records = merged([(folder, read_whole_records(folder)) for folder in folders])
     skipped = [one for folder in folders for one in read_skipped(folder)]
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -60,11 +67,20 @@ def merged(folders: Sequence[tuple[Path, Sequence[Record]]]) -> list[Record]:
     return records
 
 
-def _read(folder: Path) -> list[Record]:
+def read_whole_records(folder: Path) -> list[Record]:
+    """All records of a folder; raises UserError also for one that lacks what the tables are made of."""
     try:
-        return list(read_records(folder))
+        records: list[Record] = list(read_records(folder))
     except UserError as error:
         raise UserError(OPTION, error.value, error.reason) from None
+    for number, record in enumerate(records, start=1):
+        try:
+            lines([record])
+            sweeps([record])
+            captions([record])
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError):
+            raise UserError(OPTION, folder / RESULTS, f"line {number} is not a whole record of a run") from None
+    return records
 
 
 def _write(records: Sequence[Record], skipped: Sequence[Skipped], out: Path, pictures: Sequence[str]) -> None:
@@ -87,7 +103,10 @@ def _write_timeline(out: Path, of_rows: Sequence[Line]) -> bool:
     for line in traced:
         if line.place == place:
             fastest[line.family] = max(line, fastest.get(line.family, line), key=lambda one: one.tokens_per_s or 0.0)
-    panels = [read_panel(_trace(out, line), _panel_title(line)) for line in fastest.values()]
+    try:
+        panels = [read_panel(_trace(out, line), _panel_title(line)) for line in fastest.values()]
+    except ValueError as error:
+        raise UserError(OPTION, out, f"{error}; remove it to do without its picture") from None
     case = "" if place.case in place.title else f", {place.case}"
     title = f"A few windows of: {place.title}{case}"
     _write_picture(out / TIMELINE, lambda path: plot_timeline(panels, path, title))

@@ -13,6 +13,7 @@ from typing import Any
 from pearl_pp.config import RunConfig, option_name, read_placement_file, read_profile, run_config
 from pearl_pp.config.profile_file import check_profile
 from pearl_pp.config.reading import nearest, one_line, read_yaml
+from pearl_pp.config.shape_file import PREFIX, find_shape, read_shape
 from pearl_pp.decoding.sampling_params import SamplingParams
 from pearl_pp.errors import UserError
 from pearl_pp.experiments.retained.experiment import RECORD_FORMAT, Case, Experiment, Row
@@ -111,8 +112,12 @@ def _limited(path: str, cases: Sequence[Case], limits: Limits) -> Iterator[Case]
 
 def _digest(content: Mapping[str, Any], cases: Sequence[Case]) -> str:
     """Of everything that decides what a run is: the file, and what the files it names hold."""
-    named = {str(row.options.get("placement", "")) for case in cases for row in case.rows}
-    files = sorted(name for name in named if name.endswith((".yaml", ".yml")))
+    ways = [{**row.options, **way.options} for case in cases for row in case.rows for way in row.variants]
+    files, shapes = (
+        sorted({name for way in ways if (name := str(way.get(option, ""))).endswith((".yaml", ".yml"))})
+        for option in ("placement", "target")
+    )
+    shapes = [name for name in shapes if name.startswith(PREFIX)]
     what = {
         "format": RECORD_FORMAT,
         "file": {key: value for key, value in content.items() if key not in ("title", "rounds")},
@@ -120,6 +125,8 @@ def _digest(content: Mapping[str, Any], cases: Sequence[Case]) -> str:
         "placements": [read_placement_file(name).model_dump(mode="json") for name in files],
         "workloads": [[asdict(item) for item in case.workload.items] for case in cases],
     }
+    if shapes:
+        what["shapes"] = [read_shape(find_shape(name, "--target"), "--target").model_dump() for name in shapes]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -177,7 +184,12 @@ class _Resolver:
 
     def _named(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """By their public names."""
-        named = {option_name(key, f"{self._place}: {key}"): value for key, value in options.items()}
+        named: dict[str, Any] = {}
+        for key, value in options.items():
+            name = option_name(key, f"{self._place}: {key}")
+            if name in named:
+                raise UserError(f"{self._place}: {key}", one_line(value), f"is given twice, also as {name}")
+            named[name] = value
         for name, reason in _REFUSED.items():
             if name in named:
                 raise UserError(f"{self._place}: {name}", None, reason)

@@ -9,8 +9,8 @@ from pathlib import Path
 from pearl_pp.errors import UserError
 from pearl_pp.experiments.retained.captions import captions
 from pearl_pp.experiments.retained.figures import lines, sweeps
-from pearl_pp.experiments.retained.report import BARS, TIMELINE
-from pearl_pp.experiments.retained.store import RESULTS, read_records, read_skipped, write_whole
+from pearl_pp.experiments.retained.report import BARS, TIMELINE, read_whole_records
+from pearl_pp.experiments.retained.store import RESULTS, read_skipped, write_whole
 from pearl_pp.experiments.retained.tables import markdown
 
 RECORDS = Path("docs/results")
@@ -49,7 +49,7 @@ def kept_folders(below: Path = RECORDS) -> list[Path]:
 
 
 def _section(folder: Path, page: Path) -> str:
-    records = read_records(folder)
+    records = read_whole_records(folder)
     there = [folder / name for name in (BARS, TIMELINE) if (folder / name).is_file()]
     pictures = [Path(os.path.relpath(path, page.parent)).as_posix() for path in there]
     kept = f"records: `{folder.name}/{RESULTS}`"

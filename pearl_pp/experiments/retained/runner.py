@@ -97,7 +97,7 @@ class Runner:
         if len(row.variants) == 1 and not row.planned:
             return [Chosen(row, row.variants[0])]
         try:
-            variant = choosing.chosen_before(case, row, self._store.records)
+            variant = choosing.chosen_before(case, row, self._store.records, self._store.out)
             if variant is None and row.planned and case.is_emulated:
                 variant = choosing.planned(case, row, self._store.out)
             if variant is None:

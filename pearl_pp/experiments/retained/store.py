@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from pearl_pp.experiments.retained.job import Key
 OPTION = "--out"
 RESULTS, EXPERIMENT, SKIPPED, LOCK = "results.jsonl", "experiment.json", "skipped.json", ".lock"
 TRACES, PROFILES, PLACEMENTS = "traces", "profiles", "placements"
+_LONGEST_SLUG = 80  # a file's name may have 255 bytes, and holds two of them
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,13 @@ class Store:
     def skip(self, skipped: Skipped) -> None:
         """Say that something was not run, and why."""
         self.skipped.append(skipped)
-        self._write_skipped()
+        with writing(self.out):
+            self._write_skipped()
 
     def add_trace(self, key: Key, trace: Mapping[str, Any]) -> None:
         """Keep the Chrome trace of one run of a row."""
-        write_whole(self.trace_path(key), json.dumps(trace))
+        with writing(self.out):
+            write_whole(self.trace_path(key), json.dumps(trace))
 
     def trace_path(self, key: Key) -> Path:
         return trace_path(self.out, key.case, key.row)
@@ -120,6 +124,15 @@ class Store:
             os.fsync(self._results)
 
 
+@contextlib.contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """A file that cannot be written, in the words of this option."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(OPTION, out, f"cannot be written: {error.strerror or error}") from None
+
+
 def read_records(out: Path) -> list[dict[str, Any]]:
     """All complete records of a folder, in the order in which they were made; raises UserError naming the line."""
     path = out / RESULTS
@@ -133,15 +146,20 @@ def read_records(out: Path) -> list[dict[str, Any]]:
     keys: set[Key] = set()
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            record = json.loads(line)
+            record = json.loads(line, parse_constant=_refused)
             key = Key.of(record["key"])
-        except (ValueError, KeyError, TypeError):
+            hash(key)
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise UserError(OPTION, path, f"line {number} is not a record of an experiment") from None
         if key in keys:
             raise UserError(OPTION, path, f"line {number} is of a run that is there already")
         keys.add(key)
         records.append(record)
     return records
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
 
 
 def read_skipped(out: Path) -> list[Skipped]:
@@ -175,8 +193,11 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def slug(name: str) -> str:
-    """A name as part of a file's; names that differ stay different."""
-    return "".join(_slugged(name))
+    """A name as part of a file's, of which there are two in one; names that differ stay different."""
+    text = "".join(_slugged(name))
+    if len(text) <= _LONGEST_SLUG:
+        return text
+    return f"{text[:_LONGEST_SLUG]}~~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 
 def _slugged(name: str) -> Iterator[str]:
@@ -206,7 +227,7 @@ def _require_same(out: Path, experiment: Experiment) -> None:
         if (out / RESULTS).exists():
             raise UserError(OPTION, out, f"has a {RESULTS} of something else; give another folder") from None
         return
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(OPTION, out, f"its {EXPERIMENT} is none of an experiment; give another folder") from None
     if format_ != RECORD_FORMAT:
         raise UserError(OPTION, out, "holds records of another version of pearl_pp; give another folder")

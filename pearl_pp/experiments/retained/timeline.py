@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pearl_pp.experiments.retained.plots import BLUE, GREEN, GREY, ORANGE, RED
+from pearl_pp.experiments.retained.plots import BLUE, GREEN, GREY, ORANGE, RED, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,7 +97,7 @@ def read_panel(path: Path, title: str) -> Panel:
         rows = [row for row in content["traceEvents"] if row["ph"] == "X"]
         bars = tuple(sorted((_bar(row) for row in rows), key=lambda bar: (bar.rank, bar.start)))
         mode = str(content["otherData"]["mode"])
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (OSError, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: no trace of a run: {error!r}") from None
     num_ranks = max((bar.rank for bar in bars), default=0) + 1
     return Panel(title, mode, num_ranks, bars)
@@ -119,7 +119,7 @@ def plot_timeline(panels: Sequence[Panel], path: Path, title: str) -> None:
     all_axes[-1].set_xlabel("ms, from a verdict on", fontsize=9)
     all_axes[-1].tick_params(axis="x", labelsize=9)
     modes = " and ".join(sorted({panel.mode for panel in panels}))
-    figure.suptitle(f"{title} ({modes})", fontsize=12, x=0.01, ha="left")
+    figure.suptitle(plain(f"{title} ({modes})"), fontsize=12, x=0.01, ha="left")
     figure.legend(*_legend(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     figure.savefig(path, dpi=130, metadata={"Software": None})
 
@@ -162,7 +162,7 @@ def _draw(axes: Axes, panel: Panel, start: float, span: float) -> None:
     axes.set_ylim(panel.num_ranks, 0)
     axes.set_yticks([rank + 0.5 for rank in range(panel.num_ranks)], [f"rank {r}" for r in range(panel.num_ranks)])
     axes.tick_params(axis="y", length=0, labelsize=8)
-    axes.set_title(panel.title, loc="left", fontsize=10, pad=3)
+    axes.set_title(plain(panel.title), loc="left", fontsize=10, pad=3)
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -98,7 +98,10 @@ def _mt_bench(row: Row, number: int) -> Item:
     turns = row.get("turns")
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise ValueError('needs "turns", a list of texts')
-    return Item(str(row.get("question_id", number)), tuple(turns), row["category"], labels=(QUESTION, ANSWER))
+    name = str(row.get("question_id", number))
+    if "/" in name:  # 81/2 would be the second turn of 81, too
+        raise ValueError(f"{one_line(name)} is no name of a question: it holds a /")
+    return Item(name, tuple(turns), row["category"], labels=(QUESTION, ANSWER))
 
 
 SETS: dict[str, _Set] = {
@@ -213,7 +216,7 @@ def _checked(option: str, file: str, number: int, line: str, chosen: _Set) -> tu
             if not isinstance(row.get(field), str) or not row[field].strip():
                 raise ValueError(f'needs "{field}", a text')
         item = chosen.item(row, number - 1)
-        for text in item.turns:
+        for text in (item.id, *item.turns, *(row[field] for field in chosen.fields)):
             text.encode("utf-8")
         return row, item
     except json.JSONDecodeError as error:

@@ -162,3 +162,26 @@ def test_values_of_a_command_line_take_the_place_of_those_in_the_rows(opened: An
     assert given.digest != opened(content).digest
     with pytest.raises(UserError, match="has no row that runs with each of several values of fill"):
         opened(content, Limits(each={"fill": (1,)}))
+
+
+def test_an_option_by_two_of_its_names_is_refused(opened: Any) -> None:
+    with pytest.raises(UserError, match=r"max_tokens 17: is given twice, also as max_new_tokens"):
+        opened(PLAIN | {"options": {"max_new_tokens": 16, "max_tokens": 17}})
+
+
+def test_files_of_a_sweep_and_shapes_that_have_changed_since_are_another_experiment(
+    opened: Any, tmp_path: Path
+) -> None:
+    configs = PROFILE.parents[1]
+    placement, shape = tmp_path / "place.yaml", tmp_path / "shape.yaml"
+    shape.write_text((configs / "models" / "cpu_small.yaml").read_text())
+    placement.write_text((configs / "placements" / "four_gpus_hop.yaml").read_text())
+    row = {"name": "x", "sweep": {"placement": [str(placement), "hop"]}}
+    pair = {"target": f"synthetic:{shape}", "draft": f"synthetic:{shape}"}
+    content = PLAIN | {"rows": [row], "options": pair}
+    digests = [opened(content).digest]
+    placement.write_text(placement.read_text().replace("fill: 1", "fill: 2"))
+    digests.append(opened(content).digest)
+    shape.write_text(shape.read_text().replace("seed: 0", "seed: 1"))
+    digests.append(opened(content).digest)
+    assert len(set(digests)) == 3

@@ -30,6 +30,12 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return figures
 
 
+def test_a_dollar_sign_in_a_name_is_no_mathematics(tmp_path: Path) -> None:
+    plot_retained(lines([record("cost $x_{$", 1.0, case="$x_{$")]), tmp_path / "retained.png")
+    panel = Panel("cost $x_{$", "real", 1, (Bar(0, "target", "target accepted", 0.0, 1.0, None),))
+    plot_timeline([panel], tmp_path / "timeline.png", "$x_{$")
+
+
 def test_a_bar_for_each_row_with_its_interval_and_the_published_mark(drawn: list[Figure], tmp_path: Path) -> None:
     plot_retained(lines(experiment()), tmp_path / "retained.png")
     axes = drawn[0].axes[0]

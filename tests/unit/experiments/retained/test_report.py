@@ -127,3 +127,22 @@ def test_the_committed_page_is_what_the_committed_records_give(monkeypatch: pyte
     monkeypatch.chdir(REPOSITORY)
     committed = PAGE.read_text(encoding="utf-8")
     assert committed == page_text(kept_folders(), PAGE), "run pearl-pp report docs/results/* --page docs/results.md"
+
+
+@pytest.mark.parametrize("damaged", [b"", b'{"traceEvents": [', b"[]", b"\xff", b'{"traceEvents": [{"ph": "X"}]}'])
+def test_a_damaged_trace_is_one_line(tmp_path: Path, damaged: bytes) -> None:
+    out = write(tmp_path, experiment())
+    (out / "traces").mkdir()
+    (out / "traces" / "case.hop.json").write_bytes(damaged)
+    with pytest.raises(UserError, match=r"case\.hop\.json: no trace of a run"):
+        write_report(out)
+
+
+@pytest.mark.parametrize(
+    "change", [{"metrics": None}, {"metrics": {}}, {"experiment": {}}, {"machine": None}, {"mode": ["x"]}, {"plan": 3}]
+)
+def test_a_record_that_lacks_something_is_named(tmp_path: Path, change: dict[str, object]) -> None:
+    out = write(tmp_path / "out", [record("ar", 5.0), record("hop", 5.0) | change])
+    for make in (lambda: write_report(out), lambda: merge_report([out], tmp_path), lambda: results_page([out], out)):
+        with pytest.raises(UserError, match=r"^report .*results\.jsonl: line 2 is not a whole record of a run$"):
+            make()

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from pearl_pp.errors import UserError
 from pearl_pp.experiments.lines import ProgramFailed
+from pearl_pp.experiments.retained import choosing
 from pearl_pp.experiments.retained import store as store_module
 from pearl_pp.experiments.retained.experiment import Experiment
 from pearl_pp.experiments.retained.job import ENGINE, HF, Job, Key
 from pearl_pp.experiments.retained.resolving import Limits, open_experiment
+from pearl_pp.experiments.retained.rows import Variant
 from pearl_pp.experiments.retained.runner import Runner
 from pearl_pp.experiments.retained.store import Store, read_records, read_skipped
 
@@ -234,6 +236,30 @@ def _right_id(experiment: Experiment) -> int:
         experiment.cases[0].rows[0].config(experiment.cases[0].rows[0].variants[0]), 2, torch.device("cpu")
     )
     return pair.right_id
+
+
+def test_a_planned_row_keeps_its_placement_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a variant of the row has the same name as what the planner chose."""
+    plan = choosing.planned
+
+    def planned(*args: Any) -> Variant:
+        variant = plan(*args)
+        assert variant is not None
+        return Variant("F 3 p 2", variant.options)
+
+    monkeypatch.setattr(choosing, "planned", planned)
+    content = {
+        "num_ranks": 4,
+        "options": {"emulate": str(PROFILE), "max_new_tokens": 4},
+        "workload": {"name": "tokens", "num_prompts": 1},
+        "rows": ["pipelined"],
+    }
+    used = []
+    for rounds in (1, 2):
+        groups = FakeGroups()
+        run(experiment_of(tmp_path, Limits(rounds=rounds), **content), tmp_path / "out", groups)
+        used += [(job.options["placement"], job.options.get("fill")) for job in groups.jobs]
+    assert len(set(used)) == 1 and used[0][0].endswith(".yaml") and len(keys(tmp_path / "out")) == 2
 
 
 def test_a_second_turn_holds_the_oracles_first_answer(tmp_path: Path) -> None:

@@ -127,3 +127,39 @@ def test_names_of_files_stay_apart() -> None:
     names = ["hop ship", "hop_ship", "hop/ship", "hop.ship", "höp", "a~b"]
     assert len({slug(name) for name in names}) == len(names)
     assert slug("Llama-2 7B and 70B") == "Llama-2_7B_and_70B"
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 100_000, '{"key": %s, "x": NaN}', '{"key": {"case": []}}'], ids=["nested", "no number", "no key"]
+)
+def test_what_is_no_record_is_named(tmp_path: Path, line: str) -> None:
+    with Store(tmp_path, EXPERIMENT) as store:
+        store.add(key(0), RECORD)
+    with open(tmp_path / RESULTS, "a") as file:
+        file.write(line.replace("%s", json.dumps(key(1).record())) + "\n")
+    with pytest.raises(UserError, match="line 2 is not a record of an experiment"):
+        Store(tmp_path, EXPERIMENT)
+
+
+def test_a_key_of_other_things_than_words_is_no_record(tmp_path: Path) -> None:
+    (tmp_path / RESULTS).write_text(json.dumps({"key": key(0).record() | {"prompt": ["a"]}}) + "\n")
+    with pytest.raises(UserError, match="line 1 is not a record of an experiment"):
+        read_records(tmp_path)
+
+
+def test_a_long_name_is_a_files_name_still(tmp_path: Path) -> None:
+    long = "\u65e5" * 200
+    with Store(tmp_path, EXPERIMENT) as store:
+        store.add_trace(Key(long, long, "", MEASURE, 0, ""), {"traceEvents": []})
+    assert slug(long) != slug(long + "\u65e5") and slug(long) != slug(long[:-1])
+
+
+def test_no_room_for_a_trace_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with Store(tmp_path, EXPERIMENT) as store:
+        monkeypatch.setattr(store_module.os, "replace", full)
+        for write in (lambda: store.add_trace(key(0), {}), lambda: store.skip(Skipped("a", "b", "", "", "why"))):
+            with pytest.raises(UserError, match="cannot be written: No space left"):
+                write()

@@ -245,3 +245,14 @@ def test_a_chat_template_is_used_where_the_folder_has_one(tmp_path: Path) -> Non
         assert wants_chat("auto", str(tmp_path)) is has_one
     (tmp_path / "chat_template.jinja").write_text("{{ x }}")
     assert wants_chat("auto", str(tmp_path))
+
+
+def test_an_id_is_told_from_a_turn(tmp_path: Path) -> None:
+    path = write(tmp_path, [mt_bench(0) | {"question_id": "81/2"}])
+    assert message("mt_bench", path) == f"workload mt_bench {path}: line 1: 81/2 is no name of a question: it holds a /"
+
+
+@pytest.mark.parametrize("change", [{"question_id": "\ud800"}, {"category": "\ud800"}])
+def test_half_a_surrogate_pair_is_refused_wherever_it_is(tmp_path: Path, change: dict[str, str]) -> None:
+    path = write(tmp_path, [json.dumps(mt_bench(0) | change)])
+    assert "line 1: is not Unicode text" in message("mt_bench", path)
