@@ -8,15 +8,12 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from pearl_pp.config import RunConfig, read_profile
 from pearl_pp.planning.choice import choose
 from pearl_pp.planning.coverage import tokens_per_window
 from pearl_pp.planning.partition import split_layers
 from pearl_pp.planning.question import Wanted
-from pearl_pp.runtime.devices import Machine
-from pearl_pp.runtime.loading import open_pair
+from pearl_pp.runtime.emulation import question_of
 from pearl_pp.schedule.placement import Replica, Shard
 from pearl_pp.simulation.profile import Profile
 
@@ -142,9 +139,7 @@ def planned_rows() -> list[Row]:
 def planned(path: str, num_ranks: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The planner's first choice for a profile: options of a run, and what its placement file holds."""
     config = RunConfig(emulate=path)
-    machine = Machine(None, (1.0,) * num_ranks)  # the profile says what it is
-    question = open_pair(config, num_ranks, torch.device("cpu")).question(config, machine)
-    assert question is not None, "a profile says what is asked for"
+    question = question_of(config, num_ranks)
     free = replace(question.wanted, strategies=Wanted().strategies)
     first = choose(replace(question, wanted=free)).first
     content = first.placement.record()

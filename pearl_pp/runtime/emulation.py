@@ -183,6 +183,12 @@ def open_emulated_pair(config: RunConfig, strategy: str, num_ranks: int) -> Emul
     return replace(pair, placement=_cut(config, pair, num_ranks))
 
 
+def question_of(config: RunConfig, num_ranks: int) -> Question:
+    """What the planner is asked about the pair that `config` emulates; raises UserError as `open_emulated_pair`."""
+    pair = open_emulated_pair(config, config.strategy, num_ranks)
+    return pair.question(config, machine_of(config, pair, num_ranks))
+
+
 def machine_of(config: RunConfig, pair: EmulatedPair, num_ranks: int) -> Machine:
     """The cards that are emulated."""
     ranks = pair.profile.ranks

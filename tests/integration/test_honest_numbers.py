@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from pearl_pp import builtin
+from pearl_pp.builtin.wrong_draft import make_wrong_draft
 from tests.integration.commands import pearl_pp_run
 
 NUM_TOKENS = 48
@@ -23,11 +21,7 @@ SPEED_CLASS = 2.0  # on a busy machine; a first answer that pays for what later 
 def anti_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded draft with its head negated: its likeliest token is the one that was least likely."""
     folder = tmp_path_factory.mktemp("anti")
-    shutil.copytree(builtin.DRAFT_DIR, folder, dirs_exist_ok=True)
-    model = AutoModelForCausalLM.from_pretrained(builtin.DRAFT_DIR, dtype=torch.float32)
-    model.config.tie_word_embeddings = False
-    model.lm_head.weight = torch.nn.Parameter(-model.model.embed_tokens.weight.detach().clone())
-    model.save_pretrained(folder)
+    make_wrong_draft(folder)
     return folder
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from pearl_pp.errors import UserError
@@ -16,8 +15,7 @@ from pearl_pp.experiments.retained.job import SWEEP, Key
 from pearl_pp.experiments.retained.rows import Variant, variant_name
 from pearl_pp.experiments.retained.store import PLACEMENTS, PROFILES, slug, write_whole, writing
 from pearl_pp.planning.choice import Entry, choose
-from pearl_pp.runtime.devices import Machine
-from pearl_pp.runtime.loading import open_pair
+from pearl_pp.runtime.emulation import question_of
 from pearl_pp.runtime.simulated import expected_speed
 
 Records = Mapping[Key, Mapping[str, Any]]
@@ -69,9 +67,7 @@ def planned(case: Case, row: Row, out: Path) -> Variant | None:
     A draft on a card of its own, or one chunk in flight, is another row.
     """
     config = row.config(Variant("", {"placement": "auto"}))
-    machine = Machine(None, (1.0,) * row.num_ranks)  # the profile says what it is
-    question = open_pair(config, row.num_ranks, torch.device("cpu")).question(config, machine)
-    assert question is not None, "a profile says what is asked for"
+    question = question_of(config, row.num_ranks)
     free = replace(question.wanted, strategies=frozenset({"pearl"}))
     try:
         entries = choose(replace(question, wanted=free)).entries

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any, Protocol
 
 from pearl_pp.config import RunConfig, run_config
 from pearl_pp.errors import UserError
-from pearl_pp.experiments.commands import options_text
 from pearl_pp.experiments.lines import ProgramFailed
 from pearl_pp.experiments.retained import choosing
 from pearl_pp.experiments.retained.experiment import Case, Experiment, Row
@@ -20,7 +17,6 @@ from pearl_pp.experiments.retained.oracle import Asked, asked, names, oracle_of,
 from pearl_pp.experiments.retained.rows import Variant
 from pearl_pp.experiments.retained.store import Skipped, Store
 from pearl_pp.runtime.request import Prompt
-from pearl_pp.runtime.simulated import simulate
 from pearl_pp.transport.torch_distributed import pick_device
 
 OnProgress = Callable[[str, int, int], None]
@@ -193,7 +189,6 @@ class Runner:
         experiment = self._experiment
         of_prompt = run_config({**job.options, **prompt.prompt.params.model_dump()})
         num_prompt_tokens = len(answer["prompt_token_ids"])
-        is_simulated = answer["mode"] == "emulated" and job.kind == ENGINE
         return {
             "experiment": {"name": experiment.name, "title": experiment.title, "digest": experiment.digest},
             "num_ranks": job.num_ranks,
@@ -206,9 +201,7 @@ class Runner:
             "finish_reason": answer["finish_reason"],
             "text_equals_oracle": text_equals(prompt, config, job.num_ranks, answer),
             "oracle": prompt.oracle,
-            "simulated_tokens_per_s": (
-                _simulated(options_text(of_prompt), job.num_ranks, num_prompt_tokens) if is_simulated else None
-            ),
+            "simulated_tokens_per_s": answer.get("simulated_tokens_per_s"),
             "published": None if case is None else case.published,
             "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }
@@ -254,12 +247,3 @@ def _shortened(prompt: Prompt) -> Prompt:
 
 def _shown(key: Key) -> str:
     return f"{key.row}{f' ({key.variant})' if key.variant else ''}, {key.phase} round {key.round + 1}, {key.prompt}"
-
-
-@lru_cache(maxsize=4096)
-def _simulated(options: str, num_ranks: int, prompt_len: int) -> float | None:
-    """What the simulator says of the same request with the same verdicts; None for fewer than two tokens."""
-    config = run_config(json.loads(options))
-    if config.max_new_tokens < 2:
-        return None
-    return simulate(config, num_ranks, prompt_len).timeline.decode_tokens_per_s

@@ -11,6 +11,7 @@ import yaml
 from pearl_pp import cli
 from pearl_pp.console import bench_retained
 from pearl_pp.console.bench_retained import settings
+from pearl_pp.errors import UserError
 from pearl_pp.experiments.lines import ProgramFailed
 from pearl_pp.experiments.retained import groups
 from pearl_pp.experiments.retained.job import Job
@@ -94,6 +95,17 @@ def test_a_row_that_breaks_off_ends_with_1_until_it_has_run(bench: Callable[...,
     assert "3 ranks: out of memory" in (tmp_path / "out" / "table.md").read_text()
     assert bench() == 0
     assert json.loads((tmp_path / "out" / "skipped.json").read_text()) == []
+
+
+def test_where_every_row_is_refused_the_reason_is_told_and_the_code_is_2(
+    bench: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuses(job: Job, answer: dict[str, Any]) -> None:
+        if job.kind == "engine":
+            raise UserError("--memory-gb", "1", "too little")
+
+    assert bench(fault=refuses) == 2, "what the oracle has said is no result"
+    assert "error: nothing has been recorded: --memory-gb 1: too little\n" in capsys.readouterr().err
 
 
 def test_stopped_it_shows_what_there_is(

@@ -65,6 +65,8 @@ class FakeGroups:
             "notes": [],
             "trace": {"traceEvents": []} if job.trace else None,
         }
+        if "emulate" in job.options:
+            answer["simulated_tokens_per_s"] = 20.0
         self.fault(job, answer)
         return answer
 
