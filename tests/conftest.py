@@ -2,11 +2,16 @@
 
 import os
 import re
+import signal
 
 # Before anything imports torch or transformers; processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+# A job in the background of a shell ignores Ctrl-C, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 from hypothesis import settings

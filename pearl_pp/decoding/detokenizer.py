@@ -9,6 +9,7 @@ _MAX_PENDING = 3
 # Tokens decoded again as context: some decoders treat the first token of a text in a way of its own.
 _CONTEXT = 4
 _MAX_WINDOW = 16
+_LONGEST_WINDOW = 4 * _MAX_WINDOW
 
 
 class Tokenizer(Protocol):
@@ -56,12 +57,23 @@ class Detokenizer:
         piece = _gained(self._returned, readable)
         self._returned = readable
         if readable == text and len(self._window) >= _MAX_WINDOW:
-            self._window = self._window[-_CONTEXT:]
-            self._returned = self._decode()
+            self._shorten()
         return piece
 
-    def _decode(self) -> str:
-        return self._tokenizer.decode(self._window, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def _shorten(self) -> None:
+        """Keeps a context that begins where a character does: byte tokens are unreadable, all of a run, behind a part
+        of one. Where unreadable characters are the text itself, they need not keep the window long for ever.
+        """
+        for length in range(_CONTEXT, _CONTEXT + _MAX_PENDING + 1):
+            text = self._decode(self._window[-length:])
+            if UNREADABLE not in text or (length == _CONTEXT and len(self._window) >= _LONGEST_WINDOW):
+                self._window = self._window[-length:]
+                self._returned = text
+                return
+
+    def _decode(self, token_ids: list[int] | None = None) -> str:
+        ids = self._window if token_ids is None else token_ids
+        return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def _gained(before: str, now: str) -> str:

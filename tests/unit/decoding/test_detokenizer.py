@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pearl_pp.decoding.detokenizer import UNREADABLE, Detokenizer
@@ -59,6 +59,7 @@ WORDS = ["▁hello", "▁", "▁world", "END", "o", "▁▁", "é", "日", "🙂
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=50), st.lists(st.integers(0, 200), max_size=5))
+@example(["▁hello"] * 6 + ["日", "🙂", "日", "é"], [])
 def test_byte_tokens_and_leading_spaces_decode_as_a_whole_text_does(words: list[str], cuts: list[int]) -> None:
     tokenizer = with_byte_tokens()
     vocab = tokenizer.get_vocab()
