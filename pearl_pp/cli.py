@@ -1,6 +1,7 @@
 """Console script `pearl-pp`: `pearl-pp run -n 4 [options]` starts the main job on four ranks."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -8,6 +9,7 @@ from pearl_pp.config import check_named_files
 from pearl_pp.config.flags import parse_flags
 from pearl_pp.config.reading import nearest
 from pearl_pp.console import launching
+from pearl_pp.console.leaving import EXIT_FAILED, EXIT_INTERRUPTED
 from pearl_pp.errors import UserError
 
 USAGE = """usage: pearl-pp run -n RANKS [options]
@@ -33,18 +35,28 @@ pearl-pp COMMAND --help lists the options."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _command(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return UserError.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # whoever reads the output has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try once more at its end
+        return EXIT_FAILED
+
+
+def _command(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if arguments else UserError.exit_code
     command, *rest = arguments
-    try:
-        if command not in COMMANDS:
-            raise UserError("pearl-pp", command, f"no such command{nearest(command, list(COMMANDS))}")
-        return COMMANDS[command](rest)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return UserError.exit_code
+    if command not in COMMANDS:
+        raise UserError("pearl-pp", command, f"no such command{nearest(command, list(COMMANDS))}")
+    return COMMANDS[command](rest)
 
 
 def run(arguments: Sequence[str]) -> int:

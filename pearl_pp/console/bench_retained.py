@@ -71,9 +71,10 @@ def settings(
     for option in known:
         parser.add_argument(option)
     given = vars(parse_arguments(parser, options, known, f"pearl-pp bench {name}"))
-    if given["out"] is None:
+    if not given["out"]:
         raise UserError("--out", None, "say where results go, as in --out results")
-    if given["config"] is None and shipped is None:
+    own = None if shipped is None else SHIPPED / f"{shipped}.yaml"
+    if given["config"] is None and (own is None or not own.exists()):  # a checkout has them, an installed package not
         reason = "say which experiment, as in --config configs/experiments/quick.yaml"
         raise UserError("--config", None, reason)
     rows, rounds, prompts = given["rows"], given["rounds"], given["prompts_limit"]
@@ -86,7 +87,7 @@ def settings(
         None if rows is None else tuple(row.strip() for row in rows.split(",")),
         each,
     )
-    return Settings(given["config"] or str(SHIPPED / f"{shipped}.yaml"), Path(given["out"]), limits)
+    return Settings(str(own) if given["config"] is None else given["config"], Path(given["out"]), limits)
 
 
 def _run(chosen: Settings) -> int:

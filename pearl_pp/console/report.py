@@ -27,15 +27,20 @@ def report(arguments: Sequence[str]) -> int:
         print(USAGE)
         return 0 if arguments else UserError.exit_code
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("folders", nargs="*", type=Path)
+    parser.add_argument("folders", nargs="*")
     for option in _OPTIONS:
-        parser.add_argument(option, type=Path)
+        parser.add_argument(option)
     given = parse_arguments(parser, arguments, _OPTIONS, "pearl-pp report")
     if not given.folders:
         raise UserError("pearl-pp report", None, "say which folders, as in pearl-pp report results")
+    named = {"folder": given.folders, "--out": [given.out], "--page": [given.page]}
+    for option, names in named.items():
+        if "" in names:
+            raise UserError(option, None, "needs a name")
     if given.out is not None and given.page is not None:
         raise UserError("--page", given.page, "takes the place of --out; give one of them")
-    _write(given.folders, given.out, given.page)
+    out, page = (name and Path(name) for name in (given.out, given.page))
+    _write([Path(name) for name in given.folders], out, page)
     return 0
 
 

@@ -73,7 +73,7 @@ def changed(draw: st.DrawFn, content: Any) -> Any:
         for key in place[:-1]:
             holder = holder[key]
         what = draw(st.sampled_from(["replace", "drop", "add"]))
-        if what == "drop" and (isinstance(holder, list) or place[-1] in holder):
+        if what == "drop" and holder and (isinstance(holder, list) or place[-1] in holder):
             del holder[place[-1]]
         elif what == "add" and isinstance(holder, dict):
             holder[draw(st.one_of(st.sampled_from(ODD_TEXTS), st.text(max_size=8)))] = copy.deepcopy(draw(ODD_VALUES))

@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pearl_pp.errors import UserError
-from pearl_pp.experiments.retained.report import write_report
+from pearl_pp.experiments.retained.report import TABLE, write_report
 from pearl_pp.experiments.retained.resolving import open_experiment
+from pearl_pp.experiments.retained.results_page import page_text
 from pearl_pp.experiments.retained.workloads import SETS, load_workload
 from tests.fuzz.odd_values import ODD_FILES, as_yaml, changed, torn
 from tests.fuzz.test_odd_files import QUICK, is_one_clear_line
+from tests.unit.experiments.retained import made_up
 
 PROFILE = Path(__file__).resolve().parents[2] / "configs" / "profiles" / "even_c8.yaml"
 
@@ -162,3 +164,52 @@ def test_results_that_are_nothing_at_all(name: str, content: bytes, tmp_path: Pa
         write_report(tmp_path)
     except UserError as error:
         is_one_clear_line(str(error))
+
+
+RECORDS = made_up.experiment(prompts=2, rounds=1)
+SKIPPED = [{"case": "case", "row": "sd", "variant": "", "prompt": "p/0", "reason": "too long", "failed": False}]
+
+
+def write_odd(data: st.DataObject, out: Path) -> None:
+    """Records and what was skipped, changed here and there."""
+    out.mkdir(exist_ok=True)
+    records = data.draw(changed(RECORDS)) if data.draw(st.booleans()) else RECORDS
+    (out / "results.jsonl").write_text("".join(f"{json.dumps(one, default=str)}\n" for one in records))
+    (out / "skipped.json").write_text(json.dumps(data.draw(changed(SKIPPED)), default=str))
+
+
+def is_plain(text: str) -> None:
+    assert all(character.isprintable() or character == "\n" for character in text), "a terminal would obey it"
+
+
+@settings(QUICK, max_examples=150)
+@given(data=st.data())
+def test_results_with_odd_values_in_them_on_a_page(data: st.DataObject, tmp_path: Path) -> None:
+    write_odd(data, tmp_path / "odd")
+    try:
+        is_plain(page_text([tmp_path / "odd"], tmp_path / "page.md"))
+    except UserError as error:
+        is_one_clear_line(str(error))
+
+
+@settings(QUICK, max_examples=8)
+@given(data=st.data())
+def test_results_with_odd_values_in_them_as_pictures(data: st.DataObject, tmp_path: Path) -> None:
+    write_odd(data, tmp_path)
+    (tmp_path / "traces").mkdir(exist_ok=True)
+    trace = data.draw(changed(made_up.trace()))
+    (tmp_path / "traces" / "case.hop.json").write_text(json.dumps(trace, default=str))
+    try:
+        write_report(tmp_path)
+        is_plain((tmp_path / TABLE).read_text())
+    except UserError as error:
+        is_one_clear_line(str(error))
+
+
+@pytest.mark.parametrize("name", ["x" * 1000, "\x1b[2Ja", "$\\frac{", "a|b\nc", "\U0001f469" * 300])
+def test_odd_names_are_drawn_as_they_are(name: str, tmp_path: Path) -> None:
+    experiment = {"name": name, "title": name, "digest": "d"}
+    key = RECORDS[0]["key"] | {"case": name, "row": name}
+    made_up.write(tmp_path, [RECORDS[0] | {"experiment": experiment, "key": key, "notes": [name]}])
+    write_report(tmp_path)
+    is_plain((tmp_path / TABLE).read_text())

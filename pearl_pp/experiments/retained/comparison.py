@@ -43,7 +43,9 @@ def _is_reference(record: Record) -> bool:
     """PEARL with a rank for the draft is the paper's with one chunk in flight only: F = 1, p = number of stages."""
     if family_of(record["key"]["row"]) != DEDICATED:
         return True
-    placement = record["plan"]["placement"]
+    if not (plan := record.get("plan")):
+        return False
+    placement = plan["placement"]
     return placement["fill"] == 1 and placement["verify_interval"] == len(placement["target"])
 
 

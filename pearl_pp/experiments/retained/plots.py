@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from pearl_pp.config.reading import shortened
 from pearl_pp.experiments.retained.comparison import DEDICATED, PLAIN, Ratio
 from pearl_pp.experiments.retained.figures import Line, Place
 from pearl_pp.experiments.retained.machines import machine_names
@@ -19,6 +20,7 @@ BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E0
 GREY = "#999999"
 _COLOURS = (BLUE, ORANGE, GREEN, SKY, PURPLE, RED, "#F0E442", "#000000")
 _HATCHES = ("", "//", "..", "xx")
+_LONGEST_NAME = 60  # characters that still leave room for bars
 _BAR = 0.8  # of the room that a bar has
 
 
@@ -56,9 +58,9 @@ _QUANTITIES = (
 """The first that the lines have is drawn."""
 
 
-def plain(text: str) -> str:
-    """`text` as it is: matplotlib would read what stands between two dollar signs as mathematics."""
-    return text.replace("$", r"\$")
+def plain(text: str, longest: int = 120) -> str:
+    """`text` as it is, if not too long: matplotlib would read what stands between two dollar signs as mathematics."""
+    return shortened(text, longest).replace("$", r"\$")
 
 
 def plot_retained(lines: Sequence[Line], path: Path) -> None:
@@ -112,7 +114,7 @@ def _draw(axes: Axes, groups: Sequence[_Group], quantity: _Quantity) -> None:
     height = 0.0
     for group in groups:
         if group.title:
-            axes.text(0, height, plain(f" {group.title}"), fontsize=9, fontweight="bold", va="center")
+            axes.text(0, height, f" {plain(group.title)}", fontsize=9, fontweight="bold", va="center")
             height += 1
         for bar in group.bars:
             colour, hatch = colour_of[bar.name]
@@ -124,7 +126,7 @@ def _draw(axes: Axes, groups: Sequence[_Group], quantity: _Quantity) -> None:
             ticks.append((height, bar.name))
             height += 1
         height += 0.5
-    axes.set_yticks([at for at, _ in ticks], [plain(name) for _, name in ticks], fontsize=9)
+    axes.set_yticks([at for at, _ in ticks], [plain(name, _LONGEST_NAME) for _, name in ticks], fontsize=9)
     axes.set_ylim(height - 0.3, -0.7)
     axes.set_xlim(0, 1.22 * most)
     if quantity.reference is not None:

@@ -11,6 +11,7 @@ from pearl_pp.experiments.retained.captions import captions
 from pearl_pp.experiments.retained.comparison import Record
 from pearl_pp.experiments.retained.figures import Line, lines, place_of, sweeps
 from pearl_pp.experiments.retained.plots import plot_retained
+from pearl_pp.experiments.retained.recorded import fault_of
 from pearl_pp.experiments.retained.store import (
     RESULTS,
     Skipped,
@@ -74,12 +75,8 @@ def read_whole_records(folder: Path) -> list[Record]:
     except UserError as error:
         raise UserError(OPTION, error.value, error.reason) from None
     for number, record in enumerate(records, start=1):
-        try:
-            lines([record])
-            sweeps([record])
-            captions([record])
-        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError):
-            raise UserError(OPTION, folder / RESULTS, f"line {number} is not a whole record of a run") from None
+        if (fault := fault_of(record)) is not None:
+            raise UserError(OPTION, folder / RESULTS, f"line {number} is not a whole record of a run: {fault}")
     return records
 
 

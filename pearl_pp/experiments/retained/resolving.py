@@ -196,8 +196,11 @@ class _Resolver:
         return named
 
     def _of_row(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """By their public names. What decides the text is the same for all rows of a case."""
+        """By their public names. What decides the text, and the machine, are the same for all rows of a case."""
         named = self._named(options)
+        if "emulate" in named:
+            reason = "is not a row's own, rows are compared on one machine: say it in options of the file or of a case"
+            raise UserError(f"{self._place}: emulate", None, reason)
         for name in named:
             if name in SamplingParams.model_fields:
                 reason = "is not a row's own, all rows make the same texts: say it in options of the file or of a case"

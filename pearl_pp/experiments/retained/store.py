@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from pearl_pp.errors import UserError
 from pearl_pp.experiments.retained.experiment import RECORD_FORMAT, Experiment
 from pearl_pp.experiments.retained.job import Key
@@ -33,6 +35,9 @@ class Skipped:
     prompt: str
     reason: str
     failed: bool = False
+
+
+_SKIPPED = TypeAdapter(list[Skipped])
 
 
 class Store:
@@ -165,10 +170,12 @@ def _refused(constant: str) -> None:
 def read_skipped(out: Path) -> list[Skipped]:
     """What was not run; nothing where nobody has said so."""
     try:
-        return [Skipped(**entry) for entry in json.loads((out / SKIPPED).read_text(encoding="utf-8"))]
+        return _SKIPPED.validate_python(json.loads((out / SKIPPED).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError) as error:
+    except ValidationError:
+        raise UserError(OPTION, out / SKIPPED, "is not a list of what was not run") from None
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(OPTION, out / SKIPPED, f"cannot be read: {error}") from None
 
 

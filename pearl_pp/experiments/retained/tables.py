@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pearl_pp.errors import printable
 from pearl_pp.experiments.retained.answer import answer, percent, percent_with_interval
 from pearl_pp.experiments.retained.bootstrap import COVERAGE, MIN_PROMPTS, NUM_RESAMPLES
 from pearl_pp.experiments.retained.comparison import Ratio
@@ -75,7 +76,8 @@ def markdown(
     parts += [f"![{name.split('/')[-1].split('.')[0]}]({name})" for name in pictures]
     sources = [text for mode, text in _SOURCES.items() if any(line.place.mode == mode for line in lines)]
     parts += [f"{mark}# What the numbers are", _bullets([*sources, *FORMULAS, *captions])]
-    return "\n\n".join(parts) + "\n"
+    text = "\n\n".join(parts)
+    return "".join(f"{printable(line)}\n" for line in text.split("\n"))  # names may come from anybody
 
 
 def csv_text(lines: Sequence[Line]) -> str:

@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, Field
 
 from pearl_pp.experiments.retained.plots import BLUE, GREEN, GREY, ORANGE, RED, plain
+from pearl_pp.experiments.retained.recorded import Amount, Count, Name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NUM_WINDOWS = 5
 _US_PER_MS = 1e3
+_MOST_RANKS = 256  # lanes of a picture that can still be drawn
 _LEAST_LABELLED = 0.018  # of the picture's width: narrower bars have no room for a number
 
 
@@ -64,6 +68,21 @@ class Bar:
     chunk: int | None
 
 
+class _Args(BaseModel):
+    chunk: Count | None = None
+
+
+class _Event(BaseModel):
+    """A bar as a Chrome trace has it; times in microseconds."""
+
+    pid: Annotated[int, Field(ge=0, lt=_MOST_RANKS, strict=True)]
+    cat: Name
+    name: Name
+    ts: Amount
+    dur: Amount
+    args: _Args
+
+
 @dataclass(frozen=True)
 class Panel:
     """One row's trace."""
@@ -94,7 +113,7 @@ def read_panel(path: Path, title: str) -> Panel:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        rows = [row for row in content["traceEvents"] if row["ph"] == "X"]
+        rows = [_Event.model_validate(row) for row in content["traceEvents"] if row["ph"] == "X"]
         bars = tuple(sorted((_bar(row) for row in rows), key=lambda bar: (bar.rank, bar.start)))
         mode = str(content["otherData"]["mode"])
     except (OSError, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
@@ -143,10 +162,10 @@ def _span(panels: Sequence[Panel]) -> float:
     return NUM_WINDOWS * max(gaps) if gaps else max(ends, default=1.0)
 
 
-def _bar(row: Mapping[str, Any]) -> Bar:
-    start, track = row["ts"] / _US_PER_MS, row["cat"]
-    fate = row["name"].removeprefix(track).strip()
-    return Bar(row["pid"], track, fate, start, start + row["dur"] / _US_PER_MS, row["args"].get("chunk"))
+def _bar(event: _Event) -> Bar:
+    start = event.ts / _US_PER_MS
+    fate = event.name.removeprefix(event.cat).strip()
+    return Bar(event.pid, event.cat, fate, start, start + event.dur / _US_PER_MS, event.args.chunk)
 
 
 def _draw(axes: Axes, panel: Panel, start: float, span: float) -> None:

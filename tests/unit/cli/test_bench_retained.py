@@ -132,7 +132,11 @@ def test_stopped_it_shows_what_there_is(
         (["bench", "retained", "--out", "x", "--config", "y", "--gammas", "1"], "--gammas: no such option"),
         (["bench", "sweep", "--out", "x", "--gammas", "1,y"], "--gammas y: must be a whole number, at least 1"),
         (["bench", "ablation"], "--out: say where results go"),
+        (["bench", "retained", "--out", "", "--config", "y"], "--out: say where results go"),
         (["report", "--out", "x"], "pearl-pp report: say which folders"),
+        (["report", ""], "folder: needs a name"),
+        (["report", "a", "--out", ""], "--out: needs a name"),
+        (["report", "a", "--page="], "--page: needs a name"),
         (["report", "/nowhere", "/nowhere2"], "--out: say where the table of several folders goes"),
         (["report", "/nowhere", "--page", "a", "--out", "b"], "--page a: takes the place of --out"),
         (["report", "/nowhere", "--pgae", "a"], "--pgae: no such option; did you mean --page?"),
@@ -175,3 +179,11 @@ def test_without_a_terminal_there_is_a_line_a_minute(capsys: pytest.CaptureFixtu
 def test_rows_may_have_spaces_around_them() -> None:
     chosen = settings(["--out", "x", "--config", "y", "--rows", "hop ship, ar"], "retained")
     assert chosen.limits.rows == ("hop ship", "ar")
+
+
+def test_an_installed_package_has_no_experiments_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pearl_pp.console.bench_retained.SHIPPED", tmp_path)
+    assert cli.main(["bench", "ablation", "--out", "x"]) == 2
+    assert capsys.readouterr().err.startswith("error: --config: say which experiment, as in ")

@@ -75,3 +75,22 @@ def test_commands_are_a_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cli.COMMANDS, "other", lambda rest: setattr(seen, "rest", list(rest)) or 5)
     assert cli.main(["other", "x"]) == 5
     assert seen.rest == ["x"]
+
+
+def test_ctrl_c_is_an_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(_: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.COMMANDS, "report", interrupted)
+    assert cli.main(["report", "x"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"]])
+def test_nobody_reads_to_the_end(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "pearl_pp.cli", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1

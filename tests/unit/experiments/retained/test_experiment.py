@@ -44,6 +44,7 @@ def opened(tmp_path: Path) -> Any:
         ({"rows": [{"name": "x", "options": {"gamma": 0}}]}, "case mine, row x: gamma 0: must be"),
         ({"rows": [{"name": "x", "sweep": {"gamma": [3, -1]}}]}, "case mine, row x: gamma -1: must be"),
         ({"rows": [{"name": "x", "options": {"temperature": 1.0}}]}, "case mine: temperature: is not a row's own"),
+        ({"rows": [{"name": "x", "options": {"emulate": "y.yaml"}}]}, "case mine: emulate: is not a row's own"),
         ({"rows": [{"name": "x", "each": {"max_tokens": [8, 16]}}]}, "case mine: max_new_tokens: is not a row's own"),
         ({"rows": [{"name": "x", "each": {"gamma": []}}]}, "rows[1].each.gamma []: must have at least 1 item"),
         ({"rows": None}, "case mine: has no rows"),

@@ -139,10 +139,20 @@ def test_a_damaged_trace_is_one_line(tmp_path: Path, damaged: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"metrics": None}, {"metrics": {}}, {"experiment": {}}, {"machine": None}, {"mode": ["x"]}, {"plan": 3}]
+    ("change", "told"),
+    [
+        ({"metrics": None}, "metrics must be .*"),
+        ({"metrics": {}}, r"metrics\.num_output_tokens is missing"),
+        ({"experiment": {}}, r"experiment\.name is missing"),
+        ({"machine": None}, "machine must be .*"),
+        ({"mode": ["x"]}, "mode must be a text"),
+        ({"plan": 3}, "plan must be .*"),
+    ],
 )
-def test_a_record_that_lacks_something_is_named(tmp_path: Path, change: dict[str, object]) -> None:
+def test_a_record_that_lacks_something_is_named(tmp_path: Path, change: dict[str, object], told: str) -> None:
     out = write(tmp_path / "out", [record("ar", 5.0), record("hop", 5.0) | change])
     for make in (lambda: write_report(out), lambda: merge_report([out], tmp_path), lambda: results_page([out], out)):
-        with pytest.raises(UserError, match=r"^report .*results\.jsonl: line 2 is not a whole record of a run$"):
+        with pytest.raises(
+            UserError, match=rf"^report .*results\.jsonl: line 2 is not a whole record of a run: {told}$"
+        ):
             make()
