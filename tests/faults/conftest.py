@@ -1,7 +1,24 @@
-"""The option that names a file for the table of faults."""
+"""The option that names a file for the table of faults, and what puts rows into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests.faults.table import AddRow, Row, page
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--faults-table", metavar="FILE", help="write the table of faults in all placements here")
+
+
+@pytest.fixture(scope="session")
+def table(request: pytest.FixtureRequest) -> Iterator[AddRow]:
+    """Takes rows; they are written to the file of --faults-table unless a test has failed."""
+    rows: list[Row] = []
+    yield rows.append
+    path = request.config.getoption("--faults-table")
+    if path and not request.session.testsfailed:
+        Path(path).write_text(page(rows), encoding="utf-8")

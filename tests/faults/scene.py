@@ -57,7 +57,7 @@ class Outcome:
 
     Args:
         lines: what was said on stderr (deepspeed: and stdout), each line with the seconds from the fault to it.
-        ended_s: from the fault to the end of the last process, seconds.
+        ended_s: from the fault (before one: from the start) to the end of the last process, seconds.
         finished: the requests in the record.
         left_running: processes that outlived the launcher.
     """
@@ -99,6 +99,7 @@ class Scene:
         self.folder = folder
         self.record = folder / "record.json"
         self._mark = uuid.uuid4().hex
+        self._started = time.time()
         prompts = folder / "prompts.txt"
         prompts.write_text("".join(f"def function_{i}(self):\n" for i in range(num_prompts)))
         launched = LAUNCHERS[launcher](num_ranks) if isinstance(launcher, str) else launcher
@@ -159,7 +160,7 @@ class Scene:
             process.kill()
         self._reader.join(10)
         fired = self.folder / "fired"
-        since = float(fired.read_text() or 0) if fired.exists() else ended
+        since = float(fired.read_text() or 0) if fired.exists() else self._started
         lines = [(when - since, line) for when, line in self._lines]
         return Outcome(exit_code, lines, ended - since, self.finished(), len(left), self._port_is_free())
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.faults.expected import ALL_GONE_S, WITHOUT_MESSAGE, check, check_answers, check_kept
 from tests.faults.scene import Scene, deepspeed
+from tests.faults.table import AddRow, apart
 
 
 @pytest.mark.case("P4")
@@ -42,7 +43,7 @@ def test_a_fault_on_one_rank_ends_all(
 
 
 @pytest.mark.case("P4")
-def test_ctrl_c_while_a_rank_is_stopped(tmp_path: Path) -> None:
+def test_ctrl_c_while_a_rank_is_stopped(tmp_path: Path, table: AddRow) -> None:
     scene = Scene(tmp_path, "is_stopped", 1)
     scene.arm()
     scene.interrupt()
@@ -50,6 +51,7 @@ def test_ctrl_c_while_a_rank_is_stopped(tmp_path: Path) -> None:
     assert (outcome.exit_code, outcome.stderr) == (130, "")
     assert outcome.ended_s < WITHOUT_MESSAGE
     check_kept(outcome)
+    table(apart("Ctrl-C while a rank is stopped", "pearl-pp run", outcome, rank=1))
 
 
 @pytest.mark.case("P4")
@@ -65,7 +67,7 @@ def test_a_full_disk_under_the_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.case("P4")
-def test_two_jobs_at_once_one_of_them_with_a_slow_rank(tmp_path: Path) -> None:
+def test_two_jobs_at_once_one_of_them_with_a_slow_rank(tmp_path: Path, table: AddRow) -> None:
     folders = [tmp_path / "slow", tmp_path / "other"]
     for folder in folders:
         folder.mkdir()
@@ -80,10 +82,11 @@ def test_two_jobs_at_once_one_of_them_with_a_slow_rank(tmp_path: Path) -> None:
         assert len(outcome.finished) == 20
         assert all(request["error"] is None for request in outcome.finished)
         check_answers(outcome)
+        table(apart("two jobs at once, one with a slow rank", "pearl-pp run", outcome))
 
 
 @pytest.mark.case("P4")
-def test_a_rank_that_never_comes(tmp_path: Path) -> None:
+def test_a_rank_that_never_comes(tmp_path: Path, table: AddRow) -> None:
     started = time.monotonic()
     scene = Scene(tmp_path, "never_comes", 1, options=["--timeout", "5"])
     outcome = scene.outcome()
@@ -92,21 +95,23 @@ def test_a_rank_that_never_comes(tmp_path: Path) -> None:
     assert len(outcome.errors) == 1 and "not all 2 ranks came to 127.0.0.1:" in outcome.errors[0], outcome.stderr
     assert "Traceback" not in outcome.stderr
     assert outcome.left_running == 0 and outcome.port_is_free
+    table(apart("a peer never comes (`--timeout 5`)", "pearl-pp run", outcome, "not all 2 ranks came to", rank=1))
 
 
 @pytest.mark.case("P4")
-def test_a_port_in_use(tmp_path: Path) -> None:
+def test_a_port_in_use(tmp_path: Path, table: AddRow) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         outcome = Scene(tmp_path, "waits_for_the_test", 0, launcher=deepspeed(2, port)).outcome()
     assert outcome.exit_code == 2
     assert outcome.errors == [f"error: MASTER_PORT {port}: is in use on this machine; choose another port"]
     assert outcome.left_running == 0
+    table(apart("the port is in use", "deepspeed", outcome, "error: MASTER_PORT"))
 
 
 @pytest.mark.case("P4")
 @pytest.mark.parametrize("launcher", ["pearl-pp run", pytest.param("deepspeed", marks=pytest.mark.long)])
-def test_ranks_leave_when_their_launcher_is_killed(launcher: str, tmp_path: Path) -> None:
+def test_ranks_leave_when_their_launcher_is_killed(launcher: str, tmp_path: Path, table: AddRow) -> None:
     scene = Scene(tmp_path, "waits_for_the_test", 0, launcher=launcher)
     scene.arm()
     ranks = scene.ranks()
@@ -116,14 +121,16 @@ def test_ranks_leave_when_their_launcher_is_killed(launcher: str, tmp_path: Path
         launching.kill()
     _, alive = psutil.wait_procs(ranks, timeout=ALL_GONE_S)
     assert not alive
-    assert scene.outcome().exit_code == -signal.SIGKILL
+    outcome = scene.outcome()
+    assert outcome.exit_code == -signal.SIGKILL
+    table(apart("the launcher is killed", launcher, outcome, "the launcher of this rank has gone"))
 
 
 @pytest.mark.case("P4")
 @pytest.mark.parametrize(
     "launcher", ["pearl-pp run", *(pytest.param(name, marks=pytest.mark.long) for name in ("torchrun", "deepspeed"))]
 )
-def test_strangers_are_not_let_in(launcher: str, tmp_path: Path) -> None:
+def test_strangers_are_not_let_in(launcher: str, tmp_path: Path, table: AddRow) -> None:
     """Ranks listen on the loopback alone, and whoever calls there without being one of them changes nothing."""
     scene = Scene(tmp_path, "waits_for_the_test", 0, launcher=launcher, num_prompts=20)
     scene.arm()
@@ -142,3 +149,4 @@ def test_strangers_are_not_let_in(launcher: str, tmp_path: Path) -> None:
     assert outcome.exit_code == 0, outcome.stderr
     assert len(outcome.finished) == 20
     check_answers(outcome)
+    table(apart("strangers call at every port", launcher, outcome))
