@@ -107,8 +107,10 @@ def parse(arguments: Sequence[str]) -> PlanOptions:
     except argparse.ArgumentError as error:
         raise UserError(str(error.argument_name).split("/")[0], None, "needs a value") from None
     if unknown:
+        option = unknown[0].partition("=")[0]
         known = [flag for flags in spelt.values() for flag in flags]
-        raise UserError(unknown[0].partition("=")[0], None, f"no such option{nearest(unknown[0], known)}")
+        hint = "; did you mean --profile?" if option == "--emulate" else nearest(option, known)
+        raise UserError(option, None, f"no such option{hint}")
     values = vars(parsed)
     options = _checked(values, {name: flags[0] for name, flags in spelt.items()})
     written = {"--json": options.json_file, "--write": options.write, "--trace": options.trace}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pearl_pp.planning.memory import RankBytes
+from pearl_pp.planning.memory import GB, RankBytes
 from pearl_pp.planning.modes import describe, tokens_per_interval
 from pearl_pp.runtime.pair import ModelPair
 from pearl_pp.schedule.placement import Placement
 from pearl_pp.schedule.schedule import TICKS, Schedule
-
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Plan:
             f"{_stages(placement)} ({dtype}, {self.device})",
             *([f"dtype     {dtype}, {self.dtype_reason}"] if self.dtype_reason else []),
             *([f"draft     {self._draft_line(placement)}"] if placement.replicas else []),
-            f"memory    {', '.join(f'{size.total / _GIB:.3g}' for size in self.bytes_per_rank)} GiB planned per rank",
+            f"memory    {', '.join(f'{size.total / GB:.3g}' for size in self.bytes_per_rank)} GB planned per rank",
         ]
 
     @property

@@ -145,6 +145,7 @@ PROFILE_SAYS = "the profile says how fast its ranks are; leave one of them out"
         (["--memory-gb", "2", "-n", "12"], "-n 12: the target has 8 layers, too few for so many pipeline stages"),
         ([*TWO, "--gpu-memory-utilization", "0"], "--gpu-memory-utilization 0: must be greater than 0"),
         ([*TWO, "--memry", "1"], "--memry: no such option; did you mean --memory-gb?"),
+        ([*TWO, "--emulate", "x.yaml"], "--emulate: no such option; did you mean --profile?"),
         ([*TWO, "--top"], "--top: needs a value"),
         ([*TWO, "--json", "/no/such/x"], "--json /no/such/x: cannot be written: No such file or directory"),
         (["--profile", MIXED, "-n", "5"], f"-n 5: the profile {MIXED} describes 4 ranks"),

@@ -24,7 +24,7 @@ def plan_of(pair: ModelPair, ranks: int = 2, layers: int = 2, **options: object)
     placement = resolve_placement(config, ranks, layers, 2)
     draft = pair.draft if placement.replicas else None
     changed = replace(pair, placement=placement, strategy=config.strategy, draft=draft)
-    sizes = [RankBytes(target_weights=2**30 * (rank + 1)) for rank in range(ranks)]
+    sizes = [RankBytes(target_weights=10**9 * (rank + 1)) for rank in range(ranks)]
     return Plan(changed, "cpu", make_schedule(config, changed), sizes, ["one line of note"])
 
 
@@ -33,7 +33,7 @@ def test_the_lines_say_where_everything_is(word_pair: ModelPair) -> None:
     assert lines == [
         "target    llama, 2 layers, hidden 16: 2+3+3+2 layers (float32, cpu)",
         "draft     llama, 2 layers, hidden 16: rank 3 layers 0-1; rank 0 layers 0-1",
-        "memory    1, 2, 3, 4 GiB planned per rank",
+        "memory    1, 2, 3, 4 GB planned per rank",
         "strategy  pearl, placement hop, F = 1, p = 4, gamma 3 (given), hand-off catchup",
         "note      one line of note",
     ]
@@ -82,7 +82,7 @@ def test_the_record_is_json_with_the_keys_of_a_placement_file(word_pair: ModelPa
     placement = record["placement"]
     assert placement["replicas"] == [[{"rank": 1, "layers": [0, 2]}], [{"rank": 0, "layers": [0, 2]}]]
     assert (record["strategy"], record["dtype"], record["device"]) == ("pearl", "float32", "cpu")
-    assert [kinds["total"] for kinds in record["planned_bytes"]] == [2**30, 2**31]
+    assert [kinds["total"] for kinds in record["planned_bytes"]] == [10**9, 2 * 10**9]
     assert record["planned_bytes"][0].keys() >= {"target_weights", "draft_kv", "work_space", "reserve"}
     assert record["notes"] == ["one line of note"]
     interval = placement["verify_interval"]
