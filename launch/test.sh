@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes or reuses .venv with what tests need, checks style, rooms and types, and runs the whole suite.
+# Makes or reuses .venv with what tests need, checks style, rooms and types, and runs the whole suite: two files at a
+# time, for a run of ranks seldom uses more than one core, then one by one what measures or kills.
 # Everything after the script's name goes to pytest: bash launch/test.sh tests/unit -k sampling
 set -euo pipefail
 . "$(dirname -- "${BASH_SOURCE[0]}")/_env.sh"
@@ -15,4 +16,9 @@ step ruff format --check .
 say "lint-imports"
 "$VENV_PY" -c 'from importlinter.cli import lint_imports_command as main; main()'
 step pyright --pythonpath "$VENV_PY"
-step pytest "$@"
+if [ $# -gt 0 ]; then
+    step pytest "$@"
+else
+    step pytest --numprocesses 2 --dist loadfile -m "not alone"
+    step pytest -m alone
+fi

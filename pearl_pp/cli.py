@@ -1,6 +1,8 @@
 """Console script `pearl-pp`: `pearl-pp run -n 4 [options]` starts the main job on four ranks."""
 
 import argparse
+import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -9,6 +11,7 @@ from pearl_pp.config import check_named_files
 from pearl_pp.config.flags import parse_flags
 from pearl_pp.config.reading import nearest
 from pearl_pp.console import launching
+from pearl_pp.console.arguments import count
 from pearl_pp.console.leaving import EXIT_FAILED, EXIT_INTERRUPTED
 from pearl_pp.errors import UserError
 
@@ -33,20 +36,50 @@ USAGE = """usage: pearl-pp run -n RANKS [options]
 pearl-pp COMMAND --help lists the options."""
 
 
+_MOST_RANKS = 99_999  # processes: more than any machine has room for
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a name may hold what a terminal, or UTF-8, cannot show
     try:
-        code = _command(list(sys.argv[1:] if argv is None else argv))
+        code = _exit_code(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code
+    except BrokenPipeError:  # whoever reads the output has seen enough, as `head` does
+        _leave_stdout()
+        return EXIT_FAILED
+    except OSError as error:
+        if error.errno not in _OF_A_STREAM or error.filename is not None:
+            raise
+        _leave_stdout()
+        return _told(UserError("standard output", None, f"cannot be written: {error.strerror}"))
+
+
+# No room, too large, a broken device: of files with a name, whoever writes them tells it.
+_OF_A_STREAM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def _leave_stdout() -> None:
+    """Python would try to write once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _exit_code(arguments: Sequence[str]) -> int:
+    try:
+        return _command(arguments)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return UserError.exit_code
+        return _told(error)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # whoever reads the output has seen enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try once more at its end
-        return EXIT_FAILED
+    except SystemExit as stop:  # --help has been printed
+        return stop.code if isinstance(stop.code, int) else 0
+
+
+def _told(error: UserError) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return UserError.exit_code
 
 
 def _command(arguments: Sequence[str]) -> int:
@@ -145,9 +178,7 @@ def _split(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def _count(ranks: str) -> int:
-    if not (ranks.isdecimal() and len(ranks) < 6) or int(ranks) < 1:
-        raise UserError("-n", ranks, "must be a whole number, at least 1")
-    return int(ranks)
+    return count("-n", ranks, 1, _MOST_RANKS)
 
 
 def _launch(ranks: int, options: Sequence[str], module: str = "pearl_pp.run") -> int:

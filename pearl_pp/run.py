@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -34,21 +33,13 @@ def main(argv: Sequence[str] | None = None, build: BuildEngine = build_engine) -
     0: every prompt was answered; 1: one was not, or the run failed; 2: a mistake in options, files or models;
     130: interrupted.
     """
-    rank = int(os.environ.get("RANK", "0"))
-    try:
+
+    def work(rank: int) -> int:
         config = _parse(sys.argv[1:] if argv is None else argv, rank)
         check_named_files(config)
         return _lead(config, build) if rank == 0 else _follow(config, build)
-    except UserError as error:
-        return leaving.report_user_error(error, rank)
-    except KeyboardInterrupt:
-        return leaving.EXIT_INTERRUPTED
-    except BrokenPipeError:
-        return leaving.EXIT_FAILED
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 0
-    except BaseException as error:
-        return leaving.report_failure(error, rank)
+
+    return leaving.exit_code_of(work)
 
 
 def _parse(argv: Sequence[str], rank: int) -> RunConfig:
@@ -73,13 +64,17 @@ def _lead(config: RunConfig, build: BuildEngine) -> int:
     from pearl_pp.console.prompts import fix_seed, load_prompts
     from pearl_pp.console.record import JsonRecord, require_own_paths, require_writable
 
-    prompts, seed = fix_seed(load_prompts(config))
+    # Standard input may be slow, and the other ranks wait for this one only so long: connect first.
+    prompts = None if config.prompts == "-" else load_prompts(config)
     require_own_paths({"--json": config.json_file, "--trace": config.trace}, {"--prompts": config.prompts})
     require_writable("--json", config.json_file)
     require_writable("--trace", config.trace)
-    printer = Printer(config, prompts)
+    printer = Printer(config)
     try:
         engine = build(config, printer.progress, printer.plan)
+        printer.end_progress()
+        prompts, seed = fix_seed(load_prompts(config) if prompts is None else prompts)
+        printer.expect(prompts)
         settings = config.record() if seed is None else config.record() | {"seed": seed}
         plan = engine.plan.record()
         record = JsonRecord(config.json_file, config=settings, plan=plan, versions=engine.versions, mode=config.mode)
@@ -102,9 +97,4 @@ def exit_code(lines: Sequence["Line"]) -> int:
 
 
 if __name__ == "__main__":
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an answer may hold what an ASCII terminal cannot show
-    leaving.watch_for_interrupt()
-    leaving.watch_launcher()
-    leaving.leave(main())
+    leaving.be_a_rank(main)

@@ -11,6 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pearl_pp.files import write_whole
+
 
 class Activity(StrEnum):
     """What a rank spends its time on (`per_rank` of DESIGN section 9)."""
@@ -187,8 +189,8 @@ def write_chrome_trace(
     requests: Sequence[RequestSpan] = (),
     mode: str = "real",
 ) -> None:
-    """The file of `chrome_trace`."""
-    Path(path).write_text(json.dumps(chrome_trace(events_of_ranks, requests, mode)), encoding="utf-8")
+    """The file of `chrome_trace`, that `--trace` names; raises UserError where it cannot be written."""
+    write_whole("--trace", path, json.dumps(chrome_trace(events_of_ranks, requests, mode)))
 
 
 def chrome_trace(

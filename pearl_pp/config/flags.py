@@ -49,7 +49,7 @@ def parse_flags(argv: Sequence[str]) -> RunConfig:
 
     Raises UserError for anything wrong with it, and SystemExit(0) after printing `--help`.
     """
-    parsed, unknown = _parser().parse_known_args([_dashed(argument) for argument in argv])
+    parsed, unknown = _parser().parse_known_args([dashed(argument) for argument in argv])
     if unknown:
         _refuse(unknown[0])
     flags: dict[str, Any] = vars(parsed)
@@ -90,7 +90,7 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _dashed(argument: str) -> str:
+def dashed(argument: str) -> str:
     """`--max_tokens=5` as `--max-tokens=5`: underscores are accepted in flags, as vLLM does."""
     if not argument.startswith("--"):
         return argument

@@ -1,10 +1,11 @@
 """A placement written by hand: the YAML file, read and checked (DESIGN section 6)."""
 
+from collections.abc import Collection
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from pearl_pp.config.reading import first_user_error, nearest, read_yaml
+from pearl_pp.config.reading import Place, fault_in_file, read_yaml
 from pearl_pp.config.run_config import AutoOrCount, Handoff, PositiveInt
 from pearl_pp.errors import UserError
 
@@ -82,29 +83,13 @@ def read_placement_file(path: str) -> PlacementFile:
     try:
         return PlacementFile.model_validate(content)
     except ValidationError as error:
-        raise UserError("--placement", path, _fault(error)) from None
+        raise UserError("--placement", path, fault_in_file(error, _known, _is_branch)) from None
 
 
-def _fault(error: ValidationError) -> str:
-    """The key and the reason of the first fault; a misspelt key before the key that is missing for it."""
-    faults = error.errors(include_url=False)
-    fault = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
-    loc = fault["loc"]
-    if fault["type"] == "extra_forbidden":
-        known = PlacementFile.model_fields if len(loc) == 1 else ShardEntry.model_fields
-        return f"{_key(loc)}: no such key{nearest(str(loc[-1]), known)}"
-    if fault["type"] == "missing":
-        return f"{_key(loc)}: is missing"
-    if fault["type"] == "value_error":
-        return fault["msg"].removeprefix("Value error, ")
-    field = str(loc[0])
-    in_a_list = isinstance(loc[-1], int) or field == "replicas"  # else the rest of loc is a branch of a union
-    return str(first_user_error(error, {field: _key(loc) if in_a_list else field}))
+def _known(place: Place) -> Collection[str]:
+    return PlacementFile.model_fields if len(place) == 1 else ShardEntry.model_fields
 
 
-def _key(loc: tuple[int | str, ...]) -> str:
-    """`replicas[0][1].rank` for a place in the file."""
-    key = ""
-    for part in loc:
-        key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else part
-    return key
+def _is_branch(place: Place) -> bool:
+    """Of a value that is a word or a number, which of them was tried."""
+    return len(place) > 1 and place[-2] in ("fill", "verify_interval", "gamma")

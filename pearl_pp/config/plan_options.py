@@ -7,9 +7,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from pearl_pp.config.run_config import Handoff, PositiveFloat, PositiveInt
+from pearl_pp.simulation.profile import MOST_RANKS
 
 AutoOrCount = Literal["auto"] | PositiveInt
-NotNegative = Annotated[float, Field(ge=0)]
+# Far beyond any machine, as the numbers of a profile.
+Bandwidth = Annotated[float, Field(ge=0.1, le=1e6)]
+Latency = Annotated[float, Field(ge=0, le=1e9)]
+LinkSpeed = Annotated[float, Field(ge=1e-3, le=1e15)]
 
 
 class PlanOptions(BaseModel):
@@ -17,7 +21,7 @@ class PlanOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    num_ranks: PositiveInt | None = None
+    num_ranks: Annotated[PositiveInt, Field(le=MOST_RANKS)] | None = None
     target: str | None = None
     draft: str | None = None
     profile: str | None = None
@@ -25,13 +29,13 @@ class PlanOptions(BaseModel):
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     device: Literal["cuda", "cpu"] = "cuda"
 
-    memory_gb: tuple[PositiveFloat, ...] | None = None
+    memory_gb: Annotated[tuple[PositiveFloat, ...], Field(max_length=MOST_RANKS)] | None = None
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
-    bandwidth_gb_s: tuple[PositiveFloat, ...] | None = None
-    link_latency_us: NotNegative | None = None
-    link_gb_s: PositiveFloat | None = None
+    bandwidth_gb_s: tuple[Bandwidth, ...] | None = None
+    link_latency_us: Latency | None = None
+    link_gb_s: LinkSpeed | None = None
 
-    context: PositiveInt | None = None
+    context: Annotated[PositiveInt, Field(le=10**9)] | None = None
     acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
 
     layer_split: tuple[PositiveInt, ...] | None = None

@@ -1,6 +1,6 @@
 """Turning what a user wrote into values, and what is wrong with it into one line."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,76 @@ def first_user_error(
     faults = error.errors(include_url=False)
     field = str(faults[0]["loc"][0]) if faults[0]["loc"] else ""
     same_field = [fault for fault in faults if fault["loc"] and str(fault["loc"][0]) == field]
-    reasons = dict.fromkeys(reason_of(fault["type"], fault["msg"]) for fault in same_field or faults[:1])
-    reason = " or ".join(reasons).replace(" or must be", " or")
-    return UserError(names.get(field, field), one_line((values or {}).get(field, faults[0]["input"])), reason)
+    written = one_line((values or {}).get(field, faults[0]["input"]))
+    return UserError(names.get(field, field), written, _reasons(same_field or faults[:1]))
+
+
+Place = tuple[int | str, ...]
+"""Where something stands in a file, as pydantic says it: names, and numbers in lists."""
+
+
+def fault_in_file(
+    error: ValidationError,
+    known: Callable[[Place], Collection[str]],
+    is_branch: Callable[[Place], bool] = lambda _: False,
+    first: int = 0,
+) -> str:
+    """The key and the reason of the first fault in a file; a misspelt key before the key that is missing for it.
+
+    Args:
+        known: the keys there are where the last part of a place stands.
+        is_branch: whether the last part of a place is an alternative that pydantic tried, and no part of the file.
+        first: number of a list's first entry.
+    """
+    faults = error.errors(include_url=False)
+    # What a value is not as one alternative is no fault where it is faulty as the other.
+    faults = [fault for fault in faults if not is_branch(fault["loc"])] or faults
+    fault = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
+    place = _without_branches(fault["loc"], is_branch)
+    key = _key(place, first)
+    if fault["type"] == "extra_forbidden":
+        return f"{key}: no such key{nearest(str(place[-1]), known(place))}"
+    reason = _reasons(one for one in faults if _without_branches(one["loc"], is_branch) == place)
+    if fault["type"] == "value_error" and reason.startswith(key):  # says itself what it is about
+        return reason
+    if fault["type"] in ("missing", "value_error"):
+        return f"{key}: {reason}"
+    if fault["type"] in ("model_type", "dict_type"):
+        reason = _LINES
+    written = list(fault["input"]) if isinstance(fault["input"], tuple) else fault["input"]
+    return f"{key} {one_line(written)}: {reason}" if key else reason
+
+
+def _without_branches(place: Place, is_branch: Callable[[Place], bool]) -> Place:
+    return tuple(part for end, part in enumerate(place, 1) if not is_branch(place[:end]))
+
+
+def _key(place: Place, first: int) -> str:
+    """`link[0][1].latency_us`."""
+    key = ""
+    for part in place:
+        key += f"[{part + first}]" if isinstance(part, int) else f".{part}" if key else part
+    return key
+
+
+def _reasons(faults: Iterable[Mapping[str, Any]]) -> str:
+    """What a value should have been, one way or another."""
+    reasons = dict.fromkeys(reason_of(fault["type"], fault["msg"]) for fault in faults)
+    return " or ".join(reasons).replace(" or must be", " or")
+
+
+_REASONS = {
+    "missing": "is missing",
+    "bool_parsing": "must be true or false",
+    "model_type": "must be names and values",
+    "dict_type": "must be names and values",
+}
 
 
 def reason_of(kind: str, message: str) -> str:
     """Pydantic's message in the words of a command line."""
-    if kind in ("missing", "bool_parsing"):
-        return {"missing": "is missing", "bool_parsing": "must be true or false"}[kind]
+    if kind in _REASONS:
+        return _REASONS[kind]
     message = message.removeprefix("Value error, ").replace("Input should be", "must be")
     message = message.replace("Tuple should have", "must have").split(" after validation")[0]
     message = message.split(", unable to parse")[0].split(", got a number")[0]
@@ -59,6 +120,7 @@ def shortened(text: str, width: int) -> str:
 
 
 _MOST_VALUES = 100_000
+_LINES = "must hold lines of the form name: value"
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -113,7 +175,7 @@ def read_yaml(option: str, path: str) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise UserError(option, path, "must hold lines of the form name: value")
+        raise UserError(option, path, _LINES)
     return content
 
 

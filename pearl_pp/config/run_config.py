@@ -101,7 +101,10 @@ class RunConfig(SamplingParams):
     @field_validator("target", "draft", "emulate", "prompts", "placement", "json_file", "trace", mode="before")
     @classmethod
     def _path_as_text(cls, value: object) -> object:
-        return os.fspath(value) if isinstance(value, os.PathLike) else value
+        path = os.fspath(value) if isinstance(value, os.PathLike) else value
+        if isinstance(path, str) and "\0" in path:
+            raise ValueError("must have no null character in it: no file's name has one")
+        return path
 
     @field_validator("layer_split", "memory_gb", mode="before")
     @classmethod

@@ -2,12 +2,14 @@
 
 import re
 import sysconfig
+from collections.abc import Collection
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from pearl_pp.config.reading import nearest, one_line, read_text, read_yaml, reason_of
+from pearl_pp.config.reading import Place, fault_in_file, nearest, read_text, read_yaml
 from pearl_pp.errors import UserError
+from pearl_pp.files import write_whole
 from pearl_pp.stages.shapes import DraftShape, PairShape
 
 PREFIX = "synthetic:"
@@ -40,7 +42,7 @@ def read_shape(path: Path | str, option: str = "--shape") -> PairShape:
     try:
         return PairShape.model_validate(read_yaml(option, str(path)))
     except ValidationError as error:
-        raise UserError(option, path, _fault(error)) from None
+        raise UserError(option, path, fault_in_file(error, _known)) from None
 
 
 def write_eps(shape_file: Path, out: Path, eps: float, agreement: float, option: str = "--out") -> None:
@@ -50,20 +52,8 @@ def write_eps(shape_file: Path, out: Path, eps: float, agreement: float, option:
         text, num_found = re.subn(rf"^{key}:[ \t]*[^\s#]*", f"{key}: {value:g}", text, flags=re.MULTILINE)
         if not num_found:
             text = f"{text.rstrip()}\n{key}: {value:g}\n"
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(option, out, f"cannot be written: {error.strerror}") from None
+    write_whole(option, out, text)
 
 
-def _fault(error: ValidationError) -> str:
-    """The key and the reason of the first fault; a misspelt key before the key that is missing for it."""
-    faults = error.errors(include_url=False)
-    fault = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
-    key, reason = ".".join(map(str, fault["loc"])), reason_of(fault["type"], fault["msg"])
-    if fault["type"] == "extra_forbidden":
-        known = PairShape.model_fields if len(fault["loc"]) == 1 else DraftShape.model_fields
-        return f"{key}: no such key{nearest(str(fault['loc'][-1]), known)}"
-    if fault["type"] == "missing":
-        return f"{key}: {reason}"
-    return f"{key} {one_line(fault['input'])}: {reason}" if key else reason
+def _known(place: Place) -> Collection[str]:
+    return PairShape.model_fields if len(place) == 1 else DraftShape.model_fields

@@ -28,11 +28,17 @@ def parse_arguments(
     return options
 
 
-def count(option: str, value: str, least: int) -> int:
-    """A whole number as it was written; raises UserError below `least`."""
-    if not (value.isdecimal() and len(value) < 10) or int(value) < least:
+def count(option: str, value: str, least: int, most: int = 999_999_999) -> int:
+    """A whole number as it was written; raises UserError for anything else, below `least` and above `most`."""
+    is_number = value.isdecimal()
+    if is_number and (len(value) > _MOST_DIGITS or int(value) > most):
+        raise UserError(option, value, f"must be at most {most}")
+    if not is_number or int(value) < least:
         raise UserError(option, value, f"must be a whole number, at least {least}")
     return int(value)
+
+
+_MOST_DIGITS = 20  # Python refuses to read some thousands
 
 
 def counts(option: str, value: str, least: int) -> tuple[int, ...]:

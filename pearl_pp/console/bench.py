@@ -16,12 +16,13 @@ from pearl_pp.console.arguments import count
 from pearl_pp.console.leaving import EXIT_FAILED, EXIT_INTERRUPTED
 from pearl_pp.console.printing import WIDTH_OF_A_FILE
 from pearl_pp.console.prompts import fix_seed, load_prompts
-from pearl_pp.console.record import require_writable, write_atomically
+from pearl_pp.console.record import require_writable
 from pearl_pp.errors import UserError
 from pearl_pp.experiments import history, measured_profile, overhead
 from pearl_pp.experiments.commands import OnProgress
 from pearl_pp.experiments.lines import ProgramFailed
 from pearl_pp.experiments.measured_times import REPEATS
+from pearl_pp.files import write_whole
 from pearl_pp.runtime.request import Prompt
 
 Result = TypeVar("Result")
@@ -111,7 +112,7 @@ def run_profile(options: Sequence[str]) -> int:
     if measured is None:
         return exit_code
     profile = measured_profile.profile_of(measured, settings)
-    write_atomically(settings.out, measured_profile.profile_text(profile, measured, settings))
+    write_whole("--out", settings.out, measured_profile.profile_text(profile, measured, settings))
     print("\n".join(measured_profile.summary(profile, settings.out)))
     return 0
 

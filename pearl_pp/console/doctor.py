@@ -7,9 +7,7 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -17,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from pearl_pp.console import leaving
 from pearl_pp.console.arguments import parse_arguments
-from pearl_pp.console.record import require_writable, write_atomically
+from pearl_pp.console.record import require_writable
 from pearl_pp.errors import UserError
+from pearl_pp.files import write_whole
 
 if TYPE_CHECKING:
     from pearl_pp.transport.base import Transport
@@ -57,20 +56,14 @@ def default_num_ranks() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """One rank; rank 0 prints. Exit code 0; 1 where something would stop a run; 2 for a mistake in the options."""
-    rank = int(os.environ.get("RANK", "0"))
-    try:
+
+    def work(rank: int) -> int:
         options = parse(sys.argv[1:] if arguments is None else arguments)
         if rank == 0:
             require_writable("--json", options.json)
         return _examine(options, rank)
-    except UserError as error:
-        return leaving.report_user_error(error, rank)
-    except KeyboardInterrupt:
-        return leaving.EXIT_INTERRUPTED
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 0
-    except BaseException as error:
-        return leaving.report_failure(error, rank)
+
+    return leaving.exit_code_of(work)
 
 
 def _examine(options: argparse.Namespace, rank: int) -> int:
@@ -84,7 +77,7 @@ def _examine(options: argparse.Namespace, rank: int) -> int:
     except (UserError, TimeoutError, RuntimeError, ValueError, TransportError) as error:
         if rank != 0:
             time.sleep(leaving.BEHIND_RANK_0)  # rank 0 tells, and the launcher then ends all
-            return EXIT_STOPPED
+            raise
         mine = [look_around(None)]
         cause = Finding(True, f"rank 0 cannot join the other ranks: {str(error).splitlines()[0]}")
         return _tell(options, mine, {}, [cause, *diagnose(mine)])
@@ -129,12 +122,9 @@ def _tell(options: argparse.Namespace, ranks: list[Any], links: dict[str, Any], 
             },
             "findings": [finding._asdict() for finding in findings],
         }
-        write_atomically(options.json, json.dumps(record, indent=1, allow_nan=False) + "\n")
+        write_whole("--json", options.json, json.dumps(record, indent=1, allow_nan=False) + "\n")
     return EXIT_STOPPED if any(finding.stops for finding in findings) else 0
 
 
 if __name__ == "__main__":
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-    leaving.leave(main())
+    leaving.be_a_rank(main)

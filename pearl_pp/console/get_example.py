@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pearl_pp.builtin import smollm2
-from pearl_pp.console.arguments import parse_arguments
+from pearl_pp.console.arguments import counts, parse_arguments
 from pearl_pp.errors import UserError
 
 OPTIONS = ("--out", "--draft-layers")
@@ -50,7 +50,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _two_numbers(value: str) -> tuple[int, int]:
-    parts = value.split(",")
-    if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
+    numbers = counts("--draft-layers", value, 0)
+    if len(numbers) != 2:
         raise UserError("--draft-layers", value, f"must be two numbers, as in {DRAFT_LAYERS}")
-    return int(parts[0]), int(parts[1])
+    return numbers[0], numbers[1]

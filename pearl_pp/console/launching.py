@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from pearl_pp.console.leaving import EXIT_INTERRUPTED
+from pearl_pp.errors import UserError
 
 HOST = "127.0.0.1"
 # Read in pearl_pp/transport/joining.py, which loads torch: the launcher need not.
@@ -50,7 +51,7 @@ def launch(num_ranks: int, arguments: Sequence[str], module: str) -> int:
 
     They meet at a port of the kernel's choice that only this machine can reach. When one fails, the others are
     ended; so are they when the launcher is interrupted or ended. Returns the exit code of the first rank to fail,
-    128 + N where signal N ended it or the launcher, else 0.
+    128 + N where signal N ended it or the launcher, else 0. Raises UserError where this machine cannot start so many.
     """
     ranks: list[_Rank] = []
     try:
@@ -75,12 +76,16 @@ def _start(rank: int, environment: Mapping[str, str], command: Sequence[str], li
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     if rank == 0:
         own[LISTEN_FD] = str(listener.fileno())
-    return subprocess.Popen(
-        [sys.executable, "-u", "-m", *command],
-        env={**environment, **own},
-        stdin=None if rank == 0 else subprocess.DEVNULL,
-        pass_fds=[listener.fileno()] if rank == 0 else [],
-    )
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-u", "-m", *command],
+            env={**environment, **own},
+            stdin=None if rank == 0 else subprocess.DEVNULL,
+            pass_fds=[listener.fileno()] if rank == 0 else [],
+        )
+    except OSError as error:  # no memory, or no number for one more process
+        reason = f"rank {rank} cannot be started on this machine: {error.strerror}"
+        raise UserError("-n", environment["WORLD_SIZE"], reason) from None
 
 
 def _environment(num_ranks: int, port: int) -> dict[str, str]:
@@ -138,8 +143,15 @@ def _told(failed: _Ended) -> int:
         return failed.exit_code
     number = -failed.exit_code
     cause = " (the kernel does so when memory runs out)" if number == signal.SIGKILL else ""
-    print(f"error: rank {failed.rank} was ended by {signal.Signals(number).name}{cause}", file=sys.stderr)
+    print(f"error: rank {failed.rank} was ended by {_name(number)}{cause}", file=sys.stderr)
     return 128 + number
+
+
+def _name(signal_number: int) -> str:
+    try:
+        return signal.Signals(signal_number).name
+    except ValueError:  # most of those that are for programs' own use
+        return f"signal {signal_number}"
 
 
 def _end(ranks: Sequence[_Rank]) -> None:

@@ -5,14 +5,15 @@ and the others give it time: what they would say is the same mistake again, or t
 """
 
 import contextlib
+import io
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, NoReturn
 
 from pearl_pp.errors import UserError
 
@@ -25,11 +26,51 @@ BEHIND_CAUSE = 15.0  # where a peer is missed: longer than a rank with a mistake
 BEHIND_LOWER_RANK = 0.5
 LONGEST_BEHIND_LOWER_RANK = 4.0
 AFTER_INTERRUPT = 5.0
-BETWEEN_LOOKS_AT_LAUNCHER = 2.0
+BETWEEN_LOOKS_AT_LAUNCHER = 1.0
+
+_STARTED = time.monotonic()
 
 # What a rank finds in its environment: who started it (the last one is deepspeed's), and where it meets the others.
 _LAUNCHERS = ("PEARL_PP_JOB", "TORCHELASTIC_RUN_ID", "CROSS_SIZE")
 _MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
+
+
+def be_a_rank(main: Callable[[], int]) -> NoReturn:
+    """The body of a rank's process: `main` gives its exit code, and nothing holds the process longer than it may."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an answer may hold what an ASCII terminal cannot show
+    watch_for_interrupt()
+    watch_launcher()
+    leave(main())
+
+
+def exit_code_of(work: Callable[[int], int]) -> int:
+    """The exit code of this rank, which does `work(rank)`; what goes wrong is said here, once for all ranks."""
+    try:
+        return _exit_code(work, own_rank())
+    except KeyboardInterrupt:  # also one in the silence before this rank speaks
+        return EXIT_INTERRUPTED
+
+
+def _exit_code(work: Callable[[int], int], rank: int) -> int:
+    try:
+        return work(rank)
+    except UserError as error:
+        return report_user_error(error, rank)
+    except KeyboardInterrupt:
+        raise
+    except BrokenPipeError:
+        return EXIT_FAILED
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    except BaseException as error:
+        return report_failure(error, rank)
+
+
+def own_rank() -> int:
+    """As the launcher says; 0 where there is none, or where it says what is none (which is told on connecting)."""
+    return _rank_in(os.environ) or 0
 
 
 def report_user_error(error: UserError, rank: int) -> int:
@@ -48,7 +89,7 @@ def report_failure(error: BaseException, rank: int) -> int:
     What has gone wrong between ranks is one line; anything else comes with its traceback.
     """
     behind = min(rank * BEHIND_LOWER_RANK, LONGEST_BEHIND_LOWER_RANK)
-    time.sleep(behind + (BEHIND_CAUSE if _comes_from_a_peer(error) else 0.0))
+    time.sleep(behind + _behind_cause(error))
     trace = "".join(traceback.format_exception(error)).rstrip()
     if _is_between_ranks(error):
         _say(f"error: {error}")
@@ -59,22 +100,29 @@ def report_failure(error: BaseException, rank: int) -> int:
     return EXIT_FAILED
 
 
-def _comes_from_a_peer(error: BaseException) -> bool:
-    """Whether the failure follows from another rank's, of which that rank, if it lives, will speak itself."""
+def _behind_cause(error: BaseException) -> float:
+    """Seconds in which another rank, if it lives, will speak itself of the failure that this one follows from."""
     if "torch" not in sys.modules:
-        return False
-    from pearl_pp.transport.base import MessageMismatch, SilentPeer, TransportError  # imports torch: not before
+        return 0.0
+    from pearl_pp.transport.base import (  # imports torch: not before
+        MessageMismatch,
+        RanksMissing,
+        SilentPeer,
+        TransportError,
+    )
 
+    if isinstance(error, RanksMissing):  # the missing rank had its mistake when it started, as this one did
+        return max(0.0, BEHIND_CAUSE - (time.monotonic() - _STARTED))
     follows = [not isinstance(c, SilentPeer | MessageMismatch) for c in _causes(error) if isinstance(c, TransportError)]
-    return bool(follows) and all(follows)
+    return BEHIND_CAUSE if follows and all(follows) else 0.0
 
 
 def _is_between_ranks(error: BaseException) -> bool:
     if "torch" not in sys.modules:
         return False
-    from pearl_pp.transport.base import RanksMissing, TransportError
+    from pearl_pp.transport.base import CannotJoin, RanksMissing, TransportError
 
-    return isinstance(error, TransportError | RanksMissing)
+    return isinstance(error, TransportError | RanksMissing | CannotJoin)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -118,12 +166,16 @@ def watch_launcher() -> None:
     """Leave soon after the launcher has gone without a word: nobody else would end a rank that waits for others."""
     if not any(name in os.environ for name in _LAUNCHERS):
         return  # started by hand: the shell may go
-    launcher = os.getppid()
+    launcher, rank = os.getppid(), own_rank()
 
     def watch() -> None:
         while os.getppid() == launcher:
             time.sleep(BETWEEN_LOOKS_AT_LAUNCHER)
-        _say("error: the launcher of this rank has gone")
+        end_stopped_ranks()
+        time.sleep(BETWEEN_LOOKS_AT_LAUNCHER / 2)  # they are gone by then
+        if all(other.rank >= rank for other in _others_here()):
+            _say("error: the launcher of this rank has gone")
+            time.sleep(3 * BETWEEN_LOOKS_AT_LAUNCHER)  # all others here see that this one lives, and leave it to speak
         os._exit(EXIT_FAILED)
 
     threading.Thread(target=watch, name="launcher", daemon=True).start()
@@ -145,20 +197,42 @@ def end_stopped_ranks() -> None:
 
     A stopped process hears a request to end when it goes on; launchers wait half a minute before they use force.
     """
+    for other in _others_here():
+        if other.is_stopped:
+            with contextlib.suppress(OSError):
+                os.kill(other.pid, signal.SIGTERM)
+                os.kill(other.pid, signal.SIGCONT)
+
+
+class _Other(NamedTuple):
+    """Another rank of this job on this machine."""
+
+    pid: int
+    rank: int
+    is_stopped: bool
+
+
+def _others_here() -> Iterator[_Other]:
     mine = _meeting_place(os.environ)
-    if mine is None:
+    if mine is None or _rank_in(os.environ) is None:
         return
     with contextlib.suppress(OSError):  # no /proc
         for entry in os.scandir("/proc"):
-            if entry.name.isdigit() and _is_stopped(entry.path) and _meeting_place(_environment(entry.path)) == mine:
-                with contextlib.suppress(OSError):
-                    os.kill(int(entry.name), signal.SIGTERM)
-                    os.kill(int(entry.name), signal.SIGCONT)
+            if entry.name.isdecimal() and int(entry.name) != os.getpid():
+                theirs = _environment(entry.path)
+                if _meeting_place(theirs) == mine and (rank := _rank_in(theirs)) is not None:
+                    yield _Other(int(entry.name), rank, _is_stopped(entry.path))
 
 
 def _meeting_place(environment: Mapping[str, str]) -> tuple[str, ...] | None:
     place = tuple(environment[name] for name in _MEETING_PLACE if name in environment)
-    return place if "RANK" in environment and len(place) == len(_MEETING_PLACE) else None
+    return place if len(place) == len(_MEETING_PLACE) else None
+
+
+def _rank_in(environment: Mapping[str, str]) -> int | None:
+    with contextlib.suppress(KeyError, ValueError):
+        return int(environment["RANK"])
+    return None
 
 
 def _is_stopped(process: str) -> bool:

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
 
-from pearl_pp.config.flags import flag_of
+from pearl_pp.config.flags import dashed, flag_of
 from pearl_pp.config.plan_options import PlanOptions
-from pearl_pp.config.reading import first_user_error, nearest
-from pearl_pp.console.record import require_own_paths, require_writable, write_atomically
+from pearl_pp.config.reading import fault_in_file, first_user_error, nearest
+from pearl_pp.console.record import require_own_paths, require_writable
 from pearl_pp.errors import UserError
+from pearl_pp.files import write_whole
 
 EXIT_NOTHING_FITS = 3
 
@@ -68,9 +69,11 @@ def plan(arguments: Sequence[str]) -> int:
     from pearl_pp.console import plan_question, plan_report  # load torch: after what a mistake can stop
     from pearl_pp.planning.choice import choose
 
-    asked = plan_question.ask(options)
     try:
+        asked = plan_question.ask(options)
         ranking = choose(asked.question)
+    except ValidationError as error:  # of the profile that stands for cards and models
+        raise UserError("pearl-pp plan", None, f"no such machine: {fault_in_file(error, lambda _: ())}") from None
     except ValueError as error:
         raise UserError("pearl-pp plan", None, str(error)) from None
     from rich.console import Console
@@ -80,9 +83,9 @@ def plan(arguments: Sequence[str]) -> int:
     first = ranking.first
     if options.json_file is not None:
         text = json.dumps(plan_report.record(asked, ranking), indent=1)
-        write_atomically(options.json_file, text + "\n")
+        write_whole("--json", options.json_file, text + "\n")
     if options.write is not None:
-        write_atomically(options.write, plan_report.placement_file(first, ranking))
+        write_whole("--write", options.write, plan_report.placement_file(first, ranking))
     if options.trace is not None:
         from pearl_pp.planning.prediction import simulated_request
 
@@ -103,7 +106,7 @@ def parse(arguments: Sequence[str]) -> PlanOptions:
         else:
             parser.add_argument(*flags, dest=name)
     try:
-        parsed, unknown = parser.parse_known_args([_dashed(argument) for argument in arguments])
+        parsed, unknown = parser.parse_known_args([dashed(argument) for argument in arguments])
     except argparse.ArgumentError as error:
         raise UserError(str(error.argument_name).split("/")[0], None, "needs a value") from None
     if unknown:
@@ -125,8 +128,3 @@ def _checked(values: Mapping[str, object], names: Mapping[str, str]) -> PlanOpti
         return PlanOptions.model_validate(values)
     except ValidationError as error:
         raise first_user_error(error, names, values) from None
-
-
-def _dashed(argument: str) -> str:
-    name, equals, value = argument.partition("=")
-    return name.replace("_", "-") + equals + value if argument.startswith("--") else argument

@@ -23,15 +23,9 @@ class Printer:
     Progress goes to `stderr`, only on a terminal, and never beside streamed text.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        prompts: Sequence[Prompt],
-        stdout: TextIO | None = None,
-        stderr: TextIO | None = None,
-    ) -> None:
+    def __init__(self, config: RunConfig, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
         self._config = config
-        self._prompts = prompts
+        self._prompts: Sequence[Prompt] = ()
         self._out = stdout or sys.stdout
         self._err = stderr or sys.stderr
         self._streams = self._out.isatty()
@@ -64,6 +58,10 @@ class Printer:
         if not self._config.quiet:
             for line in lines:
                 self._numbers(line)
+
+    def expect(self, prompts: Sequence[Prompt]) -> None:
+        """What will be answered, as soon as it is known; before `start`."""
+        self._prompts = prompts
 
     def start(self, plan_lines: Sequence[str], seed: int | None) -> None:
         """What has been chosen, the options that are not defaults, and the seed if one was drawn, after loading."""

@@ -1,16 +1,15 @@
 """The JSON record of a run, complete on disk after each request."""
 
-import contextlib
 import io
 import json
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from pearl_pp.console.summary import Line, line_of
 from pearl_pp.errors import UserError
+from pearl_pp.files import encoded, replacing, require_file, writing
 from pearl_pp.runtime.request import RequestOutput
 
 
@@ -18,15 +17,9 @@ def require_writable(option: str, path: str | None) -> None:
     """Raise UserError unless a file can be written at `path`: better now than when the run is over."""
     if path is None:
         return
-    if Path(path).is_dir():
-        raise UserError(option, path, "is a folder")
-    if Path(path).exists() and not Path(path).is_file():  # it would be replaced, device or not
-        raise UserError(option, path, "is not a regular file")
-    try:
-        with tempfile.TemporaryFile(dir=Path(path).parent):
-            pass
-    except OSError as error:
-        raise UserError(option, path, f"cannot be written: {error.strerror}") from None
+    require_file(option, path)
+    with writing(option, path), tempfile.TemporaryFile(dir=Path(path).parent):
+        pass
 
 
 def require_own_paths(written: dict[str, str | None], read: dict[str, str | None]) -> None:
@@ -90,18 +83,16 @@ class JsonRecord:
         if self._path is None:
             return
         rest = json.dumps({**self._frame, "totals": self.totals()}, ensure_ascii=False, allow_nan=False, indent=1)
-        try:
-            with _replacing(self._path) as file:
-                if self._file is not None:
-                    self._file.seek(0)
-                    _copy(self._file, file, self._end)
-                file.write(addition.encode())
-                end = file.tell()
-                file.write(f"\n],\n{rest.removeprefix('{').lstrip()}\n".encode())
-        except OSError as error:
-            raise UserError("--json", self._path, f"cannot be written: {error.strerror or error}") from None
+        with replacing("--json", self._path) as file:
+            if self._file is not None:
+                self._file.seek(0)
+                _copy(self._file, file, self._end)
+            file.write(encoded(addition))
+            end = file.tell()
+            file.write(encoded(f"\n],\n{rest.removeprefix('{').lstrip()}\n"))
         # The version just written, whatever becomes of its name.
-        self._file = io.FileIO(self._path)
+        with writing("--json", self._path):
+            self._file = io.FileIO(self._path)
         self._end = end
 
 
@@ -133,34 +124,3 @@ def _request(output: RequestOutput) -> dict[str, Any]:
         "metrics": output.metrics,
     }
     return entry if output.logprobs is None else entry | {"logprobs": output.logprobs}
-
-
-def write_atomically(path: str, text: str) -> None:
-    """Replace the file at `path`: a reader finds the old content or the new, never half of it."""
-    with _replacing(path) as file:
-        file.write(text.encode())
-
-
-@contextlib.contextmanager
-def _replacing(path: str) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of the one at `path` when all is written, or leaves no trace."""
-    target = Path(os.path.realpath(path))
-    handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        os.chmod(scratch, _mode(target))
-        os.replace(scratch, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(scratch)
-        raise
-
-
-def _mode(target: Path) -> int:
-    """The permission bits a plain open() would give; mkstemp's are for its owner alone."""
-    if target.exists():
-        return target.stat().st_mode & 0o777
-    umask = os.umask(0)
-    os.umask(umask)
-    return 0o666 & ~umask

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from pearl_pp.config import RunConfig
 from pearl_pp.config.flags import flag_of, parse_flags
+from pearl_pp.console.arguments import count
 from pearl_pp.console.record import JsonRecord, require_own_paths, require_writable
 from pearl_pp.console.summary import COLUMNS, FORMULAS, cell
 from pearl_pp.errors import UserError
@@ -80,7 +81,7 @@ def _parse(arguments: Sequence[str]) -> tuple[_Own, RunConfig]:
     config = parse_flags(others)
     if own.ranks is None:
         raise UserError("-n", None, "say on how many ranks, as in pearl-pp simulate -n 4")
-    num_ranks, prompt_len = _count("-n", own.ranks), _count("--prompt-len", own.prompt_len)
+    num_ranks, prompt_len = count("-n", own.ranks, 1), count("--prompt-len", own.prompt_len, 1)
     changed = config.non_default()
     for name, reason in _REFUSED.items():
         if name in changed:
@@ -89,12 +90,6 @@ def _parse(arguments: Sequence[str]) -> tuple[_Own, RunConfig]:
     require_writable("--json", config.json_file)
     require_writable("--trace", config.trace)
     return _Own(num_ranks, prompt_len), config
-
-
-def _count(option: str, value: str) -> int:
-    if not (value.isdecimal() and len(value) < 10) or int(value) < 1:
-        raise UserError(option, value, "must be a whole number, at least 1")
-    return int(value)
 
 
 def _report(config: RunConfig, result: SimulatedRequest) -> None:

@@ -14,9 +14,11 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TextIO
 
+from pearl_pp.config.reading import one_line
 from pearl_pp.errors import UserError
 
 _CLOSING_S = 20.0
@@ -88,7 +90,12 @@ class Program:
         line = self._process.stdout.readline()
         if not line.endswith("\n"):  # nothing, or an answer that was cut short
             raise ProgramFailed(f"{self.name}: {self._last_words()}")
-        answer = json.loads(line)
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            raise ProgramFailed(
+                f"{self.name}: something else was written among its answers: {one_line(line)}"
+            ) from None
         if isinstance(answer, dict) and "user_error" in answer:
             raise UserError(*answer["user_error"])
         return answer
@@ -102,11 +109,10 @@ class Program:
             self._process.terminate()
 
     def close(self) -> None:
-        """Ends the program and all it has started."""
+        """Ends the program. One that does not end in time is killed, and what it has started with it (Linux)."""
         self.let_go()
-        for number in (None, signal.SIGTERM, signal.SIGKILL):
-            if number is not None:
-                self._process.send_signal(number)
+        for end in (lambda: None, self._process.terminate, lambda: _kill_all(self._process.pid)):
+            end()
             try:
                 self._process.wait(_CLOSING_S)
                 break
@@ -122,6 +128,24 @@ class Program:
         self._log.seek(0)
         text = self._log.read().decode(errors="replace").strip()
         return f"ended with exit code {self._process.returncode}\n{_cause(text)[-_SHOWN_CHARACTERS:]}".rstrip()
+
+
+def _kill_all(process: int) -> None:
+    """SIGKILL to a process, and to its children while they can be told as such. Ranks are in sessions of their own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGSTOP)  # it starts no more of them
+        children = _children(process)
+        os.kill(process, signal.SIGKILL)
+        for child in children:
+            _kill_all(child)
+
+
+def _children(process: int) -> list[int]:
+    found: list[int] = []
+    for task in Path("/proc", str(process), "task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, task.read_text().split())
+    return found
 
 
 def _cause(log: str) -> str:

@@ -205,7 +205,7 @@ class PearlPP:
             self._recorder.keeps_events = kept
 
     def close(self) -> None:
-        """Collective: writes the trace and disconnects."""
+        """Collective: writes the trace and disconnects; UserError on rank 0 where it cannot be written."""
         try:
             if self.config.trace is not None and (trace := self._tracer.take()) is not None:
                 write_chrome_trace(self.config.trace, trace.events, trace.requests, self.config.mode)

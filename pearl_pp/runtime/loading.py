@@ -115,19 +115,13 @@ def agree(transport: Transport, pair: ModelPair) -> None:
     """Collective: every rank must have opened the same models in the same way.
 
     Raises:
-        RuntimeError: a rank differs; says which and in what.
+        UserError: on every rank, where one differs; says which and in what.
     """
-    headers = transport.gather_bytes(json.dumps(pair.header(), sort_keys=True).encode(), dst=0)
-    answer = b""
-    if headers is not None:
-        parsed = [json.loads(header) for header in headers]
-        different = ((rank, key) for rank, h in enumerate(parsed) for key in h if h[key] != parsed[0][key])
-        if found := next(different, None):
-            rank, key = found
-            answer = f"rank {rank} has {key} {parsed[rank][key]}, rank 0 has {parsed[0][key]}".encode()
-    answer = transport.broadcast_bytes(answer, src=0)
-    if answer:
-        raise RuntimeError(answer.decode())
+    headers = _on_every_rank(transport, pair.header())
+    for rank, header in enumerate(headers):
+        for key, value in headers[0].items():
+            if header.get(key) != value:
+                raise UserError(f"rank {rank}", None, f"has {key} {header.get(key)}, rank 0 has {value}")
 
 
 def load_rank(

@@ -10,9 +10,19 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-PositiveInt = Annotated[int, Field(ge=1, strict=True)]
-PositiveFloat = Annotated[float, Field(gt=0, strict=True)]
-NotNegative = Annotated[float, Field(ge=0, strict=True)]
+# Far beyond any machine, and near enough that no product or quotient of several of them is without end.
+Layers = Annotated[int, Field(ge=1, le=1000, strict=True)]
+Size = Annotated[int, Field(ge=1, le=10**9, strict=True)]
+Bytes = Annotated[int, Field(ge=1, le=10**12, strict=True)]
+Gigabytes = Annotated[float, Field(ge=1e-9, le=1e9, strict=True)]
+Milliseconds = Annotated[float, Field(ge=1e-4, le=1e7, strict=True)]
+More = Annotated[float, Field(ge=0, le=1e9, strict=True)]  # of a time
+Rate = Annotated[float, Field(ge=1e-3, le=1e15, strict=True)]
+Speed = Annotated[float, Field(ge=1e-4, le=1e4, strict=True)]
+
+MOST_RANKS = 1024
+RATIOS = (0.01, 10_000.0)
+"""Of T/t. A draft that is slower than this is none; one that is faster is never waited for."""
 
 PREFILL_TOKENS = 32
 """A longer chunk is prefill: arithmetic, not reading the weights, sets its time. Windows of PEARL are shorter."""
@@ -37,8 +47,8 @@ def _number_or_list(value: object) -> str:
 
 # Tags in brackets: a fault's place in the file is named without them.
 PassTimes = Annotated[
-    Annotated[PositiveFloat, Tag("[number]")]
-    | Annotated[tuple[PositiveFloat, ...], Field(min_length=1), Tag("[list]")],
+    Annotated[Milliseconds, Tag("[number]")]
+    | Annotated[tuple[Milliseconds, ...], Field(min_length=1, max_length=10_000), Tag("[list]")],
     Discriminator(_number_or_list),
 ]
 
@@ -58,11 +68,11 @@ class ModelProfile(_Entry):
     """
 
     pass_ms: PassTimes
-    extra_token_ms: NotNegative | None = None
-    num_layers: PositiveInt
-    hidden_size: PositiveInt
-    kv_bytes_per_token: PositiveInt
-    weights_gb: PositiveFloat | None = None
+    extra_token_ms: More | None = None
+    num_layers: Layers
+    hidden_size: Size
+    kv_bytes_per_token: Bytes
+    weights_gb: Gigabytes | None = None
 
     def pass_s(self, num_tokens: int, prefill_tokens_per_s: float) -> float:
         """Seconds of one pass of all layers over `num_tokens` positions."""
@@ -101,14 +111,14 @@ class ModelProfile(_Entry):
 class TargetProfile(ModelProfile):
     """The target also says how many ids can be drawn."""
 
-    vocab_size: Annotated[int, Field(ge=2, strict=True)]
+    vocab_size: Annotated[Size, Field(ge=2)]
 
 
 class RanksProfile(_Entry):
     """The cards: memory in GB (10^9 bytes) and relative speed; a slower card stretches its own passes."""
 
-    memory_gb: tuple[PositiveFloat, ...] = Field(min_length=1)
-    speed: tuple[PositiveFloat, ...] = Field(min_length=1)
+    memory_gb: tuple[Gigabytes, ...] = Field(min_length=1, max_length=MOST_RANKS)
+    speed: tuple[Speed, ...] = Field(min_length=1, max_length=MOST_RANKS)
 
     @model_validator(mode="after")
     def _one_entry_each(self) -> RanksProfile:
@@ -120,8 +130,8 @@ class RanksProfile(_Entry):
 class Link(_Entry):
     """From one rank to another, one way: a message of b bytes needs latency + b / bandwidth (GB: 10^9 bytes)."""
 
-    latency_us: NotNegative
-    bandwidth_gb_s: PositiveFloat
+    latency_us: More
+    bandwidth_gb_s: Rate
 
     def seconds(self, num_bytes: int) -> float:
         return self.latency_us * 1e-6 + num_bytes / (self.bandwidth_gb_s * 1e9)
@@ -144,9 +154,17 @@ class Profile(_Entry):
     target: TargetProfile
     draft: ModelProfile
     ranks: RanksProfile
-    prefill_tokens_per_s: PositiveFloat
+    prefill_tokens_per_s: Rate
     link: Link | LinkMatrix
     acceptance: Annotated[float, Field(ge=0, le=1, strict=True)]
+
+    @model_validator(mode="after")
+    def _draft_that_can_be_of_use(self) -> Profile:
+        least, most = RATIOS
+        if not least <= self.ratio <= most:
+            reason = f"a pass of the target takes {self.ratio:.3g} of the draft's; at least {least:g}, at most {most:g}"
+            raise ValueError(f"pass_ms: {reason}")
+        return self
 
     @model_validator(mode="after")
     def _link_between_all_ranks(self) -> Profile:

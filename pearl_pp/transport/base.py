@@ -42,6 +42,10 @@ class RanksMissing(TimeoutError):
     """Not all ranks of the job came to where they meet."""
 
 
+class CannotJoin(ConnectionError):
+    """This rank could not connect to the others where they meet."""
+
+
 class TransportTimeout(TransportError):
     """A wait for `peer` lasted `seconds` without an answer."""
 

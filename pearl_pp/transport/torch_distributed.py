@@ -1,9 +1,7 @@
 """Joining the ranks that torchrun, or the deepspeed launcher, has started."""
 
 import json
-import os
 import socket
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -12,7 +10,7 @@ from pearl_pp.errors import UserError
 from pearl_pp.transport.base import Transport, TransportError
 from pearl_pp.transport.gloo import GlooTransport
 from pearl_pp.transport.heartbeat import Heartbeat
-from pearl_pp.transport.joining import join
+from pearl_pp.transport.joining import join, number_told
 from pearl_pp.transport.local import LocalTransport
 from pearl_pp.transport.nccl import over_nccl
 from pearl_pp.transport.point_to_point import warm_up
@@ -25,18 +23,14 @@ def connect(device: str = "auto", timeout_s: float = 120.0, use_nccl: bool | Non
     makes no process group. `device` is auto, cpu or cuda (the card of LOCAL_RANK). Tensors travel over NCCL
     where every rank has a card of its own, else over gloo; `use_nccl` overrules that.
     A rank that is stopped or cut off ends every wait of the others within `timeout_s`, however long it may last.
-    Raises UserError (no such device, the port is in use) and RanksMissing (not all ranks came within `timeout_s`).
+    Raises UserError (no such device, the port is in use), RanksMissing (not all ranks came within `timeout_s`) and
+    CannotJoin (this rank cannot connect to them).
     """
     chosen = pick_device(device)
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if number_told("WORLD_SIZE", default=1, least=1) == 1:
         return LocalTransport(chosen)
-    timeout = timedelta(seconds=timeout_s)
     owner = not dist.is_initialized()
-    if owner:
-        join(timeout)
-    control_group = dist.group.WORLD if owner else _new_group(timeout)
-    assert control_group is not None
-    tensor_group, beat_group = _new_group(timeout), _new_group(timeout)
+    control_group, tensor_group, beat_group = join(timeout_s, 3)
 
     def release() -> None:
         # the default group takes all others with it
@@ -58,12 +52,6 @@ def connect(device: str = "auto", timeout_s: float = 120.0, use_nccl: bool | Non
     return transport
 
 
-def _new_group(timeout: timedelta) -> dist.ProcessGroup:
-    group = dist.new_group(backend="gloo", timeout=timeout)
-    assert isinstance(group, dist.ProcessGroup)  # this rank is a member
-    return group
-
-
 def pick_device(device: str) -> torch.device:
     """auto, cpu, cuda or cuda:INDEX -> the device of this process. Several processes may share a card."""
     if device == "auto":
@@ -71,7 +59,7 @@ def pick_device(device: str) -> torch.device:
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError("--device", device, "torch sees no CUDA device")
     if device == "cuda":
-        local_rank = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
+        local_rank = number_told("LOCAL_RANK", default=number_told("RANK", default=0))
         device = f"cuda:{local_rank % torch.cuda.device_count()}"
     chosen = torch.device(device)
     if chosen.type == "cuda":

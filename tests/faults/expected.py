@@ -21,12 +21,14 @@ class Expected(NamedTuple):
         exit_code: of `pearl-pp run`; other launchers have codes of their own.
         told_within_s: until then the line is there, in seconds from the fault.
         others: for launchers that say it in their own words, as only they know: a part of the line that does.
+        num_traces: tracebacks that come with the line.
     """
 
     line: str
     exit_code: int
     told_within_s: float = WITHOUT_MESSAGE
     others: dict[str, str] = {}  # noqa: RUF012
+    num_traces: int = 0
 
     def told_by(self, launcher: str, rank: int, record: Path) -> str:
         """What the line holds that tells it; empty: nothing is said."""
@@ -35,8 +37,8 @@ class Expected(NamedTuple):
 
 
 EXPECTED: dict[str, Expected] = {
-    "raises": Expected("error: rank {rank} failed", 1),
-    "runs_out_of_memory": Expected("error: rank {rank} ran out of memory", 1),
+    "raises": Expected("error: rank {rank} failed", 1, num_traces=1),
+    "runs_out_of_memory": Expected("error: rank {rank} ran out of memory", 1, num_traces=1),
     "is_killed": Expected(
         "error: rank {rank} was ended by SIGKILL (the kernel does so", 137,
         others={"torchrun": "Signal 9 (SIGKILL)", "deepspeed": "return code = -9"},
@@ -53,8 +55,13 @@ EXPECTED: dict[str, Expected] = {
 def check(outcome: Outcome, what: str, rank: int, launcher: str, record: Path) -> None:
     """Told once and in time, with its rank; out in time; nothing left, and all that was finished is kept."""
     expected = EXPECTED[what]
+    num_traces = outcome.stderr.count("Traceback (most recent call last)")
     if launcher == "pearl-pp run":
         assert outcome.exit_code == expected.exit_code, outcome.stderr
+        assert num_traces == expected.num_traces, outcome.stderr
+        assert expected.line or not outcome.stderr
+    else:  # these show one of their own
+        assert num_traces <= expected.num_traces + 1, outcome.stderr
     assert (outcome.exit_code == 0) == (expected.exit_code == 0)
     own = launcher not in expected.others
     assert len(outcome.errors) == (1 if expected.line and own else 0), outcome.stderr
@@ -69,12 +76,13 @@ def check(outcome: Outcome, what: str, rank: int, launcher: str, record: Path) -
     check_kept(outcome)
 
 
-def check_kept(outcome: Outcome) -> None:
-    """Finished requests are on disk, whole; no process is left, and the port is free."""
-    assert len(outcome.finished) >= FINISHED_BEFORE
+def check_kept(outcome: Outcome, num_tokens: int = NUM_TOKENS) -> None:
+    """Finished requests are on disk, whole and right; no process is left, and the port is free."""
+    assert len(outcome.finished) >= outcome.num_before >= FINISHED_BEFORE
     for request in outcome.finished:
         assert request["error"] is None
-        assert len(request["token_ids"]) == NUM_TOKENS or request["finish_reason"] == "stop"
+        assert len(request["token_ids"]) == num_tokens or request["finish_reason"] == "stop"
+    check_answers(outcome)
     assert outcome.left_running == 0
     assert outcome.port_is_free
 

@@ -38,6 +38,10 @@ def is_stopped() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def is_stopped_at_its_start() -> None:
+    is_stopped()
+
+
 def meets_a_full_disk() -> None:
     """The next version of the record does not fit, as on a disk without room."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
@@ -94,6 +98,7 @@ FAULTS: dict[str, Callable[[], None]] = {
         runs_out_of_memory,
         is_killed,
         is_stopped,
+        is_stopped_at_its_start,
         meets_a_full_disk,
         sends_another_dtype,
         sends_too_little,
@@ -103,6 +108,9 @@ FAULTS: dict[str, Callable[[], None]] = {
         never_comes,
     )
 }
+
+
+AT_THE_START = {"is_stopped_at_its_start", "never_comes"}
 
 
 def arm() -> None:
@@ -132,7 +140,7 @@ if __name__ == "__main__":
     leaving.watch_for_interrupt()
     leaving.watch_launcher()
     if int(os.environ["RANK"]) == FAULT["rank"]:
-        if FAULT["what"] == "never_comes":
-            never_comes()
+        if FAULT["what"] in AT_THE_START:
+            FAULTS[FAULT["what"]]()
         arm()
     leaving.leave(run.main(sys.argv[1:]))

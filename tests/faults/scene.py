@@ -58,7 +58,7 @@ class Outcome:
     Args:
         lines: what was said on stderr (deepspeed: and stdout), each line with the seconds from the fault to it.
         ended_s: from the fault (before one: from the start) to the end of the last process, seconds.
-        finished: the requests in the record.
+        finished: the requests in the record. num_before: how many of them were there when the fault was let happen.
         left_running: processes that outlived the launcher.
     """
 
@@ -66,6 +66,7 @@ class Outcome:
     lines: list[tuple[float, str]]
     ended_s: float
     finished: list[dict]
+    num_before: int
     left_running: int
     port_is_free: bool
 
@@ -117,6 +118,7 @@ class Scene:
             stdout=subprocess.PIPE if logs_on_stdout else subprocess.DEVNULL,
             stderr=subprocess.STDOUT if logs_on_stdout else subprocess.PIPE,
         )  # fmt: skip
+        self._num_before = 0
         self._lines: list[tuple[float, str]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -131,6 +133,7 @@ class Scene:
         while len(self.finished()) < FINISHED_BEFORE and self.process.poll() is None:
             assert time.monotonic() < deadline, "the run does not get going"
             time.sleep(0.05)
+        self._num_before = len(self.finished())
         (self.folder / "armed").touch()
         while not (self.folder / "fired").exists() and self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -162,7 +165,8 @@ class Scene:
         fired = self.folder / "fired"
         since = float(fired.read_text() or 0) if fired.exists() else self._started
         lines = [(when - since, line) for when, line in self._lines]
-        return Outcome(exit_code, lines, ended - since, self.finished(), len(left), self._port_is_free())
+        finished = self.finished()
+        return Outcome(exit_code, lines, ended - since, finished, self._num_before, len(left), self._port_is_free())
 
     def _port_is_free(self) -> bool:
         port = int((self.folder / "port-0").read_text())

@@ -84,6 +84,24 @@ def changed(draw: st.DrawFn, content: Any) -> Any:
     return content
 
 
+def _at(content: Any, place: tuple[Any, ...]) -> Any:
+    for key in place:
+        content = content[key]
+    return content
+
+
+@st.composite
+def stretched(draw: st.DrawFn, content: Any) -> Any:
+    """`content` with some of its numbers far larger or smaller: most of it can still be used."""
+    content = copy.deepcopy(content)
+    numbers = [place for place in places(content) if type(_at(content, place)) in (int, float)]
+    for place in draw(st.lists(st.sampled_from(numbers), min_size=1, max_size=4)):
+        holder, value = _at(content, place[:-1]), _at(content, place)
+        changed_value = value * 10.0 ** draw(st.integers(-8, 8))
+        holder[place[-1]] = int(changed_value) if isinstance(value, int) else changed_value
+    return content
+
+
 def as_yaml(content: Any) -> bytes:
     return yaml.dump(content, allow_unicode=True).encode("utf-8", "surrogatepass")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -11,14 +12,19 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pearl_pp.console import bench_retained
 from pearl_pp.errors import UserError
+from pearl_pp.experiments.retained.experiment import Experiment
 from pearl_pp.experiments.retained.report import TABLE, write_report
 from pearl_pp.experiments.retained.resolving import open_experiment
 from pearl_pp.experiments.retained.results_page import page_text
+from pearl_pp.experiments.retained.runner import Runner
+from pearl_pp.experiments.retained.store import RESULTS, Store, read_records
 from pearl_pp.experiments.retained.workloads import SETS, load_workload
 from tests.fuzz.odd_values import ODD_FILES, as_yaml, changed, torn
 from tests.fuzz.test_odd_files import QUICK, is_one_clear_line
 from tests.unit.experiments.retained import made_up
+from tests.unit.experiments.retained.test_runner import FakeGroups, experiment_of
 
 PROFILE = Path(__file__).resolve().parents[2] / "configs" / "profiles" / "even_c8.yaml"
 
@@ -49,7 +55,10 @@ LINES: dict[str, dict[str, Any]] = {
 
 def open_odd(path: Path) -> None:
     try:
-        open_experiment(str(path))
+        experiment = open_experiment(str(path))
+        with TemporaryDirectory(dir=path.parent) as folder:
+            for _ in range(2):  # begun, and gone on with
+                Store(Path(folder), experiment).close()
     except UserError as error:
         is_one_clear_line(str(error))
 
@@ -213,3 +222,41 @@ def test_odd_names_are_drawn_as_they_are(name: str, tmp_path: Path) -> None:
     made_up.write(tmp_path, [RECORDS[0] | {"experiment": experiment, "key": key, "notes": [name]}])
     write_report(tmp_path)
     is_plain((tmp_path / TABLE).read_text())
+
+
+# -- a bench goes on in a folder that it finds
+
+
+def go_on(experiment: Experiment, out: Path) -> int:
+    with Store(out, experiment) as store:
+        Runner(experiment, store, FakeGroups(), one_group=False).run()
+        return bench_retained._exit_code(store)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, list[dict[str, Any]]]:
+    """An experiment of two turns, a sweep and an oracle, and all of its records."""
+    folder = tmp_path_factory.mktemp("stopped")
+    experiment = experiment_of(folder, rounds=1)
+    assert go_on(experiment, folder / "out") == 0
+    others = ("config", "experiment", "versions")  # of many values, none of which is looked at
+    return experiment, [{k: v for k, v in one.items() if k not in others} for one in read_records(folder / "out")]
+
+
+@settings(QUICK, max_examples=30)
+@given(data=st.data())
+def test_a_damaged_folder_is_gone_on_with_or_is_one_line(
+    data: st.DataObject, stopped: tuple[Experiment, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    experiment, records = stopped
+    with TemporaryDirectory(dir=tmp_path) as folder:
+        Store(Path(folder), experiment).close()
+        number = data.draw(st.integers(0, 1) | st.integers(0, len(records) - 1))  # the oracle's are first
+        lines = [*records[:number], data.draw(changed(records[number])), *records[number + 2 :]]
+        lines = [{"experiment": made_up.record("ar", 1.0)["experiment"], **line} for line in lines]
+        text = "".join(f"{json.dumps(line, default=str)}\n" for line in lines).encode()
+        (Path(folder) / RESULTS).write_bytes(data.draw(torn(text)) if data.draw(st.booleans()) else text)
+        try:
+            go_on(experiment, Path(folder))
+        except UserError as error:
+            is_one_clear_line(str(error))

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import unicodedata
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from pearl_pp import run
 from pearl_pp.config import read_placement_file, read_profile, read_shape, run_config
 from pearl_pp.config.flags import parse_flags
+from pearl_pp.config.plan_options import PlanOptions
+from pearl_pp.console import plan_question
 from pearl_pp.console.prompts import load_prompts
 from pearl_pp.errors import UserError
-from tests.fuzz.odd_values import LONG, ODD_FILES, ODD_TEXTS, as_yaml, changed, nested, torn
+from pearl_pp.planning.choice import choose
+from pearl_pp.runtime import simulated
+from tests.fuzz.odd_values import ODD_FILES, ODD_TEXTS, as_yaml, changed, nested, stretched, torn
+from tests.unit.simulation.machines import profile_content
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 QUICK = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+NOT_HERE = UserError("engine", None, "none is built for a file")
+MOST_PASSES = 40  # of the draft in one of the target: more take longer than a test may
 
 Read = Callable[[str], object]
 
@@ -176,14 +188,50 @@ def test_odd_values_are_not_run_as_code(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         parse_flags(["--config", str(path)])
     assert not made.exists()
-    assert LONG
+
+
+# -- what can be used is used, up to where models would be loaded
+
+
+def test_a_good_config_comes_as_far_as_the_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.yaml").write_bytes(as_yaml({"prompt": "a"}))
+    assert exit_code_and_stderr(["--config", str(tmp_path / "c.yaml")], capsys) == (2, f"error: {NOT_HERE}\n")
+
+
+@settings(QUICK, max_examples=40)
+@given(data=st.data())
+def test_a_config_with_odd_values_comes_to_the_engine_or_is_one_line(
+    data: st.DataObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a prompt")))
+    (tmp_path / "c.yaml").write_bytes(as_yaml(data.draw(changed(EVERY_OPTION))))
+    code, told = exit_code_and_stderr(["--config", "c.yaml"], capsys)
+    assert code == 2 and told.startswith("error: ") and told.count("\n") == 1
+    is_one_clear_line(told.rstrip("\n"))
+
+
+@settings(QUICK, max_examples=20)
+@given(data=st.data())
+def test_a_profile_with_odd_values_can_be_simulated_and_planned_with(data: st.DataObject, tmp_path: Path) -> None:
+    path = tmp_path / "odd.yaml"
+    content = profile_content()
+    path.write_bytes(as_yaml(data.draw(st.one_of(stretched(content), changed(content)))))
+    config = {"emulate": str(path), "max_new_tokens": 3, "placement": "hop"}
+    try:
+        profile = read_profile(str(path))
+        assume(profile.ratio * max(profile.ranks.speed) / min(profile.ranks.speed) < MOST_PASSES)
+        result = simulated.simulate(run_config(config), 2, 2)
+        assert result.timeline.num_tokens == 3 and math.isfinite(result.timeline.duration)
+        question = plan_question.ask(PlanOptions(profile=str(path), num_ranks=2)).question
+        assert choose(replace(question, num_simulated=1)).first.tokens_per_s > 0
+    except UserError as error:
+        is_one_clear_line(str(error))
 
 
 def exit_code_and_stderr(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    from pearl_pp import run
-
     def never(*_: Any) -> Any:
-        raise AssertionError("no engine is built for a file that cannot be read")
+        raise NOT_HERE
 
     return run.main(argv, never), capsys.readouterr().err
 

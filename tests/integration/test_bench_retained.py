@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -20,14 +21,14 @@ RANKS_ARE_GONE_S = 20.0
 EXPERIMENT = {
     "title": "Tiny",
     "num_ranks": 2,
-    "rounds": 3,
+    "rounds": 2,
     "warm_up": 1,
     "options": {"emulate": str(ROOT / "configs" / "profiles" / "even_c8.yaml"), "max_new_tokens": 10},
     "workload": {"name": "tokens", "num_prompts": 2},
     "rows": ["ar", "hop", {"name": "dedicated", "like": "dedicated", "sweep": {"gamma": [4, 8]}}],
     "cases": [{"name": "fast", "target": {"pass_ms": 16}, "draft": {"pass_ms": 2}}],
 }
-NUM_RUNS = 3 * 2 * 3
+NUM_RUNS = 3 * 2 * 2
 
 
 @pytest.fixture
@@ -41,8 +42,12 @@ def arguments(experiment: Path, out: Path) -> tuple[str, ...]:
     return ("pearl_pp.cli", "bench", "retained", "--config", str(experiment), "--out", str(out))
 
 
-def keys(out: Path) -> list[str]:
-    return [json.dumps(json.loads(line)["key"]) for line in (out / "results.jsonl").read_text().splitlines()]
+def runs(out: Path) -> list[tuple[str, ...]]:
+    """What has been recorded, by name; a row has one variant that counts."""
+    keys = [json.loads(line)["key"] for line in (out / "results.jsonl").read_text().splitlines()]
+    assert {key["phase"] for key in keys} == {"measure"}
+    assert len({(key["row"], key["variant"]) for key in keys}) == len({key["row"] for key in keys})
+    return [(key["case"], key["row"], key["round"], key["prompt"]) for key in keys]
 
 
 def num_lines(out: Path) -> int:
@@ -72,19 +77,18 @@ def interrupted(experiment: Path, out: Path, after: int, number: signal.Signals)
 @pytest.mark.slow
 @pytest.mark.timeout(360)
 def test_killed_at_random_moments_it_ends_up_with_the_same_runs(experiment: Path, tmp_path: Path) -> None:
-    undisturbed = command(*arguments(experiment, tmp_path / "a"))
-    assert undisturbed.exit_code == 0, undisturbed.stderr
-    assert "Emulated: " in undisturbed.stdout and "Every text equals" in undisturbed.stdout
-    out = tmp_path / "b"
-    assert interrupted(experiment, out, 0, signal.SIGKILL) == -signal.SIGKILL
-    assert interrupted(experiment, out, 2, signal.SIGKILL) == -signal.SIGKILL
+    out = tmp_path / "out"
+    assert interrupted(experiment, out, random.randrange(3), signal.SIGKILL) == -signal.SIGKILL
     assert interrupted(experiment, out, num_lines(out) + 3, signal.SIGINT) == 130
     assert (out / "table.md").exists(), "what there is is shown"
     assert num_lines(out) < NUM_RUNS
     finished = command(*arguments(experiment, out))
     assert finished.exit_code == 0, finished.stderr
-    assert len(keys(out)) == len(set(keys(out))) == NUM_RUNS
-    assert set(keys(out)) == set(keys(tmp_path / "a"))
+    assert "Emulated: " in finished.stdout and "Every text equals" in finished.stdout
+    assert len(runs(out)) == len(set(runs(out))) == NUM_RUNS
+    prompts = {prompt for *_, prompt in runs(out)}
+    assert len(prompts) == 2
+    assert set(runs(out)) == set(product(["fast"], ["ar", "hop", "dedicated"], range(2), prompts))
     for name in ("table.md", "table.csv", "retained.png", "timeline.png"):
         assert (out / name).stat().st_size > 0
     assert len(list((out / "traces").glob("*.json"))) == 3

@@ -24,6 +24,8 @@ from tests.inprocess import Cluster
 from tests.rank_pool import shared_pool
 from tests.unit.simulation.machines import profile, save_profile
 
+pytestmark = pytest.mark.alone
+
 PROMPT = (1, 2, 3)
 FAST = {"target__pass_ms": 2.0, "draft__pass_ms": 0.25}
 

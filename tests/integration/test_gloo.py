@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pearl_pp.decoding.sampling_params import SamplingParams
+from pearl_pp.errors import UserError
 from pearl_pp.transport.base import Channel, Transport
 from tests.integration.conftest import PairOf
 from tests.integration.test_lossless import PLACEMENTS, PROMPT
@@ -97,7 +98,7 @@ def disagree(transport: Transport, folders: tuple[str, str]) -> None:
 
 @pytest.mark.case("N3")
 def test_ranks_with_different_dtypes_do_not_start(pair_of: PairOf) -> None:
-    with pytest.raises(RuntimeError, match=r"rank 1 has dtype torch\.bfloat16, rank 0 has torch\.float32"):
+    with pytest.raises(UserError, match=r"^rank 1: has dtype torch\.bfloat16, rank 0 has torch\.float32"):
         shared_pool(2).run(disagree, tuple(map(str, pair_of("self"))))
 
 

@@ -13,6 +13,8 @@ from pearl_pp import builtin
 from pearl_pp.builtin.wrong_draft import make_wrong_draft
 from tests.integration.commands import pearl_pp_run
 
+pytestmark = pytest.mark.alone
+
 NUM_TOKENS = 48
 SPEED_CLASS = 2.0  # on a busy machine; a first answer that pays for what later ones find done is slower by more
 

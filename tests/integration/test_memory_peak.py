@@ -10,6 +10,8 @@ import pytest
 
 from tests.integration.commands import pearl_pp_run
 
+pytestmark = pytest.mark.alone
+
 # The prompt comes in pieces, through the draft in parts; the caches grow twice and are full in the end.
 MAX_LEN = 1500
 PROMPT_LEN = 1400

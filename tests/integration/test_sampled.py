@@ -150,9 +150,10 @@ def test_ids_beyond_256_arrive_unchanged_in_bfloat16(tmp_path: Path) -> None:
     """Every miss of a draft equal to the target is a near-tie: bfloat16 rounds a window and a single token apart."""
     model = tiny_model(vocab_size=32_000)
     with torch.no_grad():
-        # A few hundred ids carry the text, as in trained models; 32,000 random rows would tie in bfloat16 all the time.
+        # A handful of ids carry the text: the more random rows there are, the more of them tie in bfloat16, of which
+        # some CPUs round a window by one part in a hundred differently.
         model.lm_head.weight[:20_000] *= 0.1
-        model.lm_head.weight[20_300:] *= 0.1
+        model.lm_head.weight[20_008:] *= 0.1
     target, draft = save(model, tmp_path / "target"), save(model, tmp_path / "draft")
     cluster = Cluster(target, draft, 4, placement="hop", gamma=4, dtype="bfloat16")
     prompt = [31_999, 300, 257, 4_097]

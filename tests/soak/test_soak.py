@@ -23,6 +23,8 @@ from pearl_pp.transport.base import Transport
 from tests.pairs import oracle, save_pair
 from tests.rank_pool import shared_pool
 
+pytestmark = pytest.mark.alone
+
 NUM_RANKS = 4
 LARGEST_GROWTH = 0.01
 LARGEST_DRIFT = 1.5

@@ -1,6 +1,7 @@
 """Where time goes: sums, medians, and a trace that a viewer opens."""
 
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pearl_pp import telemetry
+from pearl_pp.errors import UserError
 from pearl_pp.telemetry import Activity, Event, Purpose, Recorder, RequestSpan, write_chrome_trace
 
 
@@ -232,3 +234,17 @@ def test_every_row_is_well_formed_and_no_two_bars_of_a_track_overlap(
         assert all(i[2] <= b[1] or b[2] <= i[1] for i in idle for b in busy)
         busy_us = sum(end - start for _, start, end in busy)
         assert busy_us + sum(end - start for _, start, end in idle) == (clock - 123_456) // 1000
+
+
+def test_a_trace_that_cannot_be_written_is_one_line_and_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    write_chrome_trace(tmp_path / "t.json", [])
+    before = (tmp_path / "t.json").read_text()
+    monkeypatch.setattr(os, "replace", no_space)
+    with pytest.raises(UserError, match=r"^--trace .*t\.json: cannot be written: No space left on device$"):
+        write_chrome_trace(tmp_path / "t.json", [[Event(Activity.DRAFT, 0, 10)]])
+    assert (tmp_path / "t.json").read_text() == before

@@ -13,7 +13,8 @@ from pearl_pp.errors import UserError
 from pearl_pp.experiments.retained.experiment import Case, Row
 from pearl_pp.experiments.retained.job import SWEEP, Key
 from pearl_pp.experiments.retained.rows import Variant, variant_name
-from pearl_pp.experiments.retained.store import PLACEMENTS, PROFILES, slug, write_whole, writing
+from pearl_pp.experiments.retained.store import OPTION, PLACEMENTS, PROFILES, slug
+from pearl_pp.files import write_whole
 from pearl_pp.planning.choice import Entry, choose
 from pearl_pp.runtime.emulation import question_of
 from pearl_pp.runtime.simulated import expected_speed
@@ -26,8 +27,7 @@ def with_files(case: Case, out: Path) -> Case:
     if case.new_profile is None:
         return case
     path = out / PROFILES / f"{slug(case.name)}.yaml"
-    with writing(out):
-        write_whole(path, yaml.safe_dump(dict(case.new_profile), sort_keys=False))
+    write_whole(OPTION, path, yaml.safe_dump(dict(case.new_profile), sort_keys=False), durable=True)
     changed = {"emulate": str(path)}
     rows = tuple(replace(row, options={**row.options, **changed}) for row in case.rows)
     return replace(case, options={**case.options, **changed}, rows=rows)
@@ -79,8 +79,7 @@ def planned(case: Case, row: Row, out: Path) -> Variant | None:
     placement = entry.placement
     content = {name: value for name, value in placement.record().items() if name != "name"}
     path = _placement_path(case, row, out)
-    with writing(out):
-        write_whole(path, yaml.safe_dump(content, sort_keys=False))
+    write_whole(OPTION, path, yaml.safe_dump(content, sort_keys=False), durable=True)
     name = variant_name({"fill": placement.fill, "verify_interval": placement.verify_interval})
     return Variant(name, {"placement": str(path)})
 

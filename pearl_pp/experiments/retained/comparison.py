@@ -16,7 +16,7 @@ PLAIN, SPECULATIVE, DEDICATED = "ar", "sd", "dedicated"
 
 
 class Ratio(NamedTuple):
-    """A speed over another one's. interval: 95 %, by bootstrap; None with fewer than two prompts."""
+    """A speed over another one's. interval: 95 %, by bootstrap; None with fewer than `bootstrap.MIN_PROMPTS`."""
 
     value: float
     interval: tuple[float, float] | None

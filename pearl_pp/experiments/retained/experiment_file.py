@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from pearl_pp.config.reading import nearest, one_line, read_yaml, reason_of
+from pearl_pp.config.reading import Place, fault_in_file, read_yaml
 from pearl_pp.errors import UserError
 
 OPTION = "--config"
@@ -132,34 +132,16 @@ def read_experiment_file(path: str) -> ExperimentFile:
     try:
         return ExperimentFile.model_validate(content)
     except ValidationError as error:
-        raise UserError(OPTION, path, _fault(error)) from None
+        raise UserError(OPTION, path, fault_in_file(error, _known, first=1)) from None
 
 
 _ENTRIES: dict[str, type[BaseModel]] = {"workload": WorkloadEntry, "rows": RowEntry, "cases": CaseEntry}
 _INSIDE_CASES = {"workload": WorkloadEntry, "rows": RowEntry, "published": Published}
 
 
-def _fault(error: ValidationError) -> str:
-    """The key and the reason of the first fault; a misspelt key before the key that is missing for it."""
-    faults = error.errors(include_url=False)
-    fault = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
-    key = ""
-    for part in fault["loc"]:
-        key += f"[{part + 1}]" if isinstance(part, int) else f".{part}" if key else part
-    if fault["type"] == "extra_forbidden":
-        return f"{key}: no such key{nearest(str(fault['loc'][-1]), _known(fault['loc']))}"
-    reason = reason_of(fault["type"], fault["msg"])
-    if fault["type"] == "missing":
-        return f"{key}: {reason}"
-    if fault["type"] in ("model_type", "dict_type"):
-        reason = "must hold lines of the form name: value"
-    written = list(fault["input"]) if isinstance(fault["input"], tuple) else fault["input"]
-    return f"{key} {one_line(written)}: {reason}" if key else reason
-
-
-def _known(loc: tuple[int | str, ...]) -> list[str]:
-    """The keys there are where the last part of `loc` stands."""
-    names = [part for part in loc[:-1] if isinstance(part, str)]
+def _known(place: Place) -> list[str]:
+    """The keys there are where the last part of `place` stands."""
+    names = [part for part in place[:-1] if isinstance(part, str)]
     if not names:
         return list(ExperimentFile.model_fields)
     inside = _INSIDE_CASES if names[0] == "cases" and len(names) > 1 else _ENTRIES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from pearl_pp.config.reading import shortened
 from pearl_pp.experiments.retained.comparison import DEDICATED, PLAIN, Ratio
@@ -63,7 +63,7 @@ def plain(text: str, longest: int = 120) -> str:
     return shortened(text, longest).replace("$", r"\$")
 
 
-def plot_retained(lines: Sequence[Line], path: Path) -> None:
+def plot_retained(lines: Sequence[Line], to: Path | IO[bytes]) -> None:
     """Bars with 95 % intervals, a line where the reference is, and diamonds for published figures; PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -78,7 +78,7 @@ def plot_retained(lines: Sequence[Line], path: Path) -> None:
     modes = " and ".join(sorted({line.place.mode for line in lines})) or "nothing measured"
     titles = "; ".join(dict.fromkeys(line.place.title for line in lines))
     axes.set_title(plain(f"{titles} ({modes})".strip()), fontsize=11, loc="left", wrap=True)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    figure.savefig(to, format="png", dpi=130, metadata={"Software": None})
 
 
 def _groups(lines: Sequence[Line], quantity: _Quantity) -> list[_Group]:

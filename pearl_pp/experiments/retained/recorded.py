@@ -1,23 +1,31 @@
-"""What a line of `results.jsonl` must hold before tables are made of it: folders of results come from anybody.
+"""What a line of `results.jsonl` must hold before it is used: folders of results come from anybody.
 
 What else a record holds is kept and not looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from pearl_pp.config.reading import reason_of
 from pearl_pp.experiments.retained.job import ENGINE
 
 _LONGEST_NAME = 1000
 _LARGEST = 1e15  # seconds, tokens, bytes: sums of many stay finite, and tables readable
+_SMALLEST = 1e-9  # seconds, or tokens a second, that others are divided by: what comes of it stays finite, too
+
+
+def _none_or_enough(value: float) -> float:
+    if 0 < value < _SMALLEST:
+        raise ValueError(f"must be 0, or at least {_SMALLEST:g}")
+    return value
+
 
 Name = Annotated[str, Field(max_length=_LONGEST_NAME, strict=True)]
 Amount = Annotated[float, Field(ge=0, le=_LARGEST, allow_inf_nan=False, strict=True)]
+Divisor = Annotated[Amount, AfterValidator(_none_or_enough)]
 Count = Annotated[int, Field(ge=0, le=int(_LARGEST), strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 
@@ -76,10 +84,10 @@ class _OfRank(BaseModel):
 class _Metrics(BaseModel):
     num_output_tokens: Count
     num_decode_tokens: Count
-    decode_s: Amount
-    decode_tokens_per_s: Amount | None
+    decode_s: Divisor
+    decode_tokens_per_s: Divisor | None
     ttft_s: Amount | None
-    total_s: Amount = 0.0
+    total_s: Divisor = 0.0
     final_mode: Name | None = None
     num_accepted_tokens: Count | None = None
     num_rejected_tokens: Count | None = None
@@ -88,13 +96,19 @@ class _Metrics(BaseModel):
     handoff_bytes: Count | None = None
     per_rank: list[_OfRank] | None = None
 
+    @model_validator(mode="after")
+    def _ranks_share_a_time(self) -> _Metrics:
+        if self.per_rank and "total_s" not in self.model_fields_set:
+            raise ValueError("has a per_rank, and no total_s that they share")
+        return self
+
 
 class _Published(BaseModel):
     retained: Amount | None = None
     what: Name | None = None
 
 
-class _Recorded(BaseModel):
+class _Run(BaseModel):
     key: _Key
     experiment: _Experiment
     machine: _Machine
@@ -107,17 +121,35 @@ class _Recorded(BaseModel):
     versions: dict[Name, Name | None] | None = None
     notes: list[Name] | None = None
     published: _Published | None = None
-    text_equals_oracle: Flag | None = None
-    simulated_tokens_per_s: Amount | None = None
+    simulated_tokens_per_s: Divisor | None = None
     started_at: Name | None = None
 
 
-def fault_of(record: Mapping[str, Any]) -> str | None:
-    """What keeps a record from being one, in one line: `metrics.decode_s must be a number`; None: nothing does."""
+class Recorded(_Run):
+    """What tables and pictures are made of."""
+
+    text_equals_oracle: Flag | None = None
+
+
+class Kept(_Run):
+    """What a bench that goes on where it was reads besides: the oracle's text, and whether others are equal to it."""
+
+    text: Annotated[str, Field(strict=True)]
+    token_ids: list[Count]
+    text_equals_oracle: Flag | None
+
+
+def fault_of(content: object, schema: type[BaseModel]) -> str | None:
+    """What keeps `content` from being of `schema`, in one line: `metrics.decode_s must be a number`; None: nothing."""
     try:
-        _Recorded.model_validate(record)
+        schema.model_validate(content)
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in fault["loc"] if not str(part).startswith("function-"))
-        return f"{where} {reason_of(fault['type'], fault['msg'])}".strip()
+        return first_fault(error)
     return None
+
+
+def first_fault(error: ValidationError) -> str:
+    """Where, and what: `metrics.decode_s must be a number`."""
+    fault = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in fault["loc"] if not str(part).startswith("function-"))
+    return f"{where} {reason_of(fault['type'], fault['msg'])}".strip()

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 from pearl_pp.errors import UserError
 from pearl_pp.experiments.retained.captions import captions
 from pearl_pp.experiments.retained.comparison import Record
 from pearl_pp.experiments.retained.figures import Line, lines, place_of, sweeps
 from pearl_pp.experiments.retained.plots import plot_retained
-from pearl_pp.experiments.retained.recorded import fault_of
-from pearl_pp.experiments.retained.store import (
-    RESULTS,
-    Skipped,
-    read_records,
-    read_skipped,
-    trace_path,
-    write_whole,
-)
+from pearl_pp.experiments.retained.store import Skipped, read_records, read_skipped, trace_path
 from pearl_pp.experiments.retained.tables import csv_text, markdown
 from pearl_pp.experiments.retained.timeline import plot_timeline, read_panel
+from pearl_pp.files import replacing, write_whole, writing
 
 TABLE, CSV, BARS, TIMELINE = "table.md", "table.csv", "retained.png", "timeline.png"
 OPTION = "report"
@@ -33,9 +26,9 @@ def write_report(out: Path) -> None:
     Raises:
         UserError: no records, a line that is none, or a folder that cannot be written.
     """
-    records = read_whole_records(out)
+    records, skipped = read_folder(out)
     pictures = [BARS, *([TIMELINE] if _write_timeline(out, lines(records)) else [])]
-    _write(records, read_skipped(out), out, pictures)
+    _write(records, skipped, out, pictures)
 
 
 def merge_report(folders: Sequence[Path], out: Path) -> None:
@@ -44,12 +37,11 @@ def merge_report(folders: Sequence[Path], out: Path) -> None:
     Raises:
         UserError: as for one folder; or a run is in two of the folders, made on the same machine.
     """
-    records = merged([(folder, read_whole_records(folder)) for folder in folders])
-    skipped = [one for folder in folders for one in read_skipped(folder)]
-    try:
+    read = [read_folder(folder) for folder in folders]
+    records = merged([(folder, of_folder) for folder, (of_folder, _) in zip(folders, read, strict=True)])
+    skipped = [one for _, of_folder in read for one in of_folder]
+    with writing("--out", out):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(out, error) from None
     _write(records, skipped, out, [BARS])
 
 
@@ -68,26 +60,17 @@ def merged(folders: Sequence[tuple[Path, Sequence[Record]]]) -> list[Record]:
     return records
 
 
-def read_whole_records(folder: Path) -> list[Record]:
-    """All records of a folder; raises UserError also for one that lacks what the tables are made of."""
-    try:
-        records: list[Record] = list(read_records(folder))
-    except UserError as error:
-        raise UserError(OPTION, error.value, error.reason) from None
-    for number, record in enumerate(records, start=1):
-        if (fault := fault_of(record)) is not None:
-            raise UserError(OPTION, folder / RESULTS, f"line {number} is not a whole record of a run: {fault}")
-    return records
+def read_folder(folder: Path) -> tuple[list[Record], list[Skipped]]:
+    """All records of a folder, and what was not run; raises UserError for a file that is not what a bench writes."""
+    return list(read_records(folder, option=OPTION)), read_skipped(folder, OPTION)
 
 
 def _write(records: Sequence[Record], skipped: Sequence[Skipped], out: Path, pictures: Sequence[str]) -> None:
     of_rows = lines(records)
-    _write_picture(out / BARS, lambda path: plot_retained(of_rows, path))
-    try:
-        write_whole(out / CSV, csv_text(of_rows))
-        write_whole(out / TABLE, markdown(of_rows, captions(records, skipped), sweeps(records), pictures))
-    except OSError as error:
-        raise _unwritable(out, error) from None
+    _write_picture(out / BARS, lambda file: plot_retained(of_rows, file))
+    text = markdown(of_rows, captions(records, skipped), sweeps(records), pictures)
+    write_whole("--out", out / CSV, csv_text(of_rows))
+    write_whole("--out", out / TABLE, text)
 
 
 def _write_timeline(out: Path, of_rows: Sequence[Line]) -> bool:
@@ -106,7 +89,7 @@ def _write_timeline(out: Path, of_rows: Sequence[Line]) -> bool:
         raise UserError(OPTION, out, f"{error}; remove it to do without its picture") from None
     case = "" if place.case in place.title else f", {place.case}"
     title = f"A few windows of: {place.title}{case}"
-    _write_picture(out / TIMELINE, lambda path: plot_timeline(panels, path, title))
+    _write_picture(out / TIMELINE, lambda file: plot_timeline(panels, file, title))
     return True
 
 
@@ -118,17 +101,7 @@ def _panel_title(line: Line) -> str:
     return f"{line.row}, {line.ranks} ranks: {line.how}"
 
 
-def _write_picture(path: Path, draw: Callable[[Path], None]) -> None:
+def _write_picture(path: Path, draw: Callable[[IO[bytes]], None]) -> None:
     """Replace a picture whole; raises UserError where it cannot be written."""
-    scratch = path.with_name(f".part.{path.name}")
-    try:
-        draw(scratch)
-        os.replace(scratch, path)
-    except OSError as error:
-        raise _unwritable(path.parent, error) from None
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-def _unwritable(out: Path, error: OSError) -> UserError:
-    return UserError("--out", out, f"cannot be written: {error.strerror or error}")
+    with replacing("--out", path) as file:
+        draw(file)

@@ -32,6 +32,7 @@ from pearl_pp.simulation.profile import Profile
 
 DEFAULT_SEED = 0
 MAX_COMBINATIONS = 1000  # of the values that a row is run with
+MAX_GAMMAS = 64  # that a row is chosen from
 
 # Options of a run that mean nothing here, and what to do instead.
 _REFUSED = {
@@ -266,7 +267,9 @@ class _Resolver:
 
 
 def _gammas(profile: Profile | None) -> tuple[int, ...]:
-    """Up to 2c, where c is known."""
+    """Up to 2c, where c is known: each, or of many some at equal distances."""
     if profile is None:
         return GAMMAS
-    return tuple(range(1, max(2, round(2 * profile.ratio)) + 1))
+    last = max(2, round(2 * profile.ratio))
+    number = min(last, MAX_GAMMAS)
+    return tuple(round(last * count / number) for count in range(1, number + 1))

@@ -6,12 +6,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pearl_pp.errors import UserError
 from pearl_pp.experiments.retained.captions import captions
 from pearl_pp.experiments.retained.figures import lines, sweeps
-from pearl_pp.experiments.retained.report import BARS, TIMELINE, read_whole_records
-from pearl_pp.experiments.retained.store import RESULTS, read_skipped, write_whole
+from pearl_pp.experiments.retained.report import BARS, TIMELINE, read_folder
+from pearl_pp.experiments.retained.store import RESULTS
 from pearl_pp.experiments.retained.tables import markdown
+from pearl_pp.files import write_whole
 
 RECORDS = Path("docs/results")
 PAGE = Path("docs/results.md")
@@ -28,11 +28,7 @@ def results_page(folders: Sequence[Path], page: Path) -> None:
     Raises:
         UserError: a folder has no records or something else in their place, or the page cannot be written.
     """
-    text = page_text(folders, page)
-    try:
-        write_whole(page, text)
-    except OSError as error:
-        raise UserError("--page", page, f"cannot be written: {error.strerror or error}") from None
+    write_whole("--page", page, page_text(folders, page))
 
 
 def page_text(folders: Sequence[Path], page: Path) -> str:
@@ -49,9 +45,9 @@ def kept_folders(below: Path = RECORDS) -> list[Path]:
 
 
 def _section(folder: Path, page: Path) -> str:
-    records = read_whole_records(folder)
+    records, skipped = read_folder(folder)
     there = [folder / name for name in (BARS, TIMELINE) if (folder / name).is_file()]
     pictures = [Path(os.path.relpath(path, page.parent)).as_posix() for path in there]
     kept = f"records: `{folder.name}/{RESULTS}`"
-    about = [kept, *captions(records, read_skipped(folder))]
+    about = [kept, *captions(records, skipped)]
     return markdown(lines(records), about, sweeps(records), pictures, level=2).rstrip()

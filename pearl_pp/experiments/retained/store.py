@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -13,11 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter
 
+from pearl_pp.config.reading import read_text
 from pearl_pp.errors import UserError
 from pearl_pp.experiments.retained.experiment import RECORD_FORMAT, Experiment
 from pearl_pp.experiments.retained.job import Key
+from pearl_pp.experiments.retained.recorded import Kept, Recorded, fault_of
+from pearl_pp.files import encoded, write_whole, writing
 
 OPTION = "--out"
 RESULTS, EXPERIMENT, SKIPPED, LOCK = "results.jsonl", "experiment.json", "skipped.json", ".lock"
@@ -55,50 +57,47 @@ class Store:
         self.records: dict[Key, dict[str, Any]] = {}
         self.skipped: list[Skipped] = []
         self._results = -1
-        try:
+        with writing(OPTION, out):
             for folder in (out, out / TRACES, out / PROFILES, out / PLACEMENTS):
                 folder.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(out)
             try:
                 _require_same(out, experiment)
-                write_whole(out / EXPERIMENT, json.dumps(experiment.record(), indent=1, ensure_ascii=False) + "\n")
+                self._write(out / EXPERIMENT, _text(experiment.record()))
                 self._results = os.open(out / RESULTS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
                 self._drop_torn_line()
-                self.records = {Key.of(record["key"]): record for record in read_records(out)}
+                self.records = {Key.of(record["key"]): record for record in read_records(out, Kept)}
                 self._write_skipped()
                 _sync_folder(out)
             except BaseException:
                 self.close()
                 raise
-        except OSError as error:
-            raise UserError(OPTION, out, f"cannot be written: {error.strerror or error}") from None
 
     def add(self, key: Key, record: Mapping[str, Any]) -> None:
         """Keep the record of a run, once."""
         if key in self.records:
             raise ValueError(f"{key} has been run already")
         whole = {"key": key.record(), **record}
-        line = (json.dumps(whole, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        line = encoded(json.dumps(whole, ensure_ascii=False, allow_nan=False) + "\n")
         before = os.fstat(self._results).st_size
-        try:
-            while line:
-                line = line[os.write(self._results, line) :]
-            os.fsync(self._results)
-        except OSError as error:
-            os.ftruncate(self._results, before)
-            raise UserError(OPTION, self.out, f"cannot be written: {error.strerror or error}") from None
+        with writing(OPTION, self.out):
+            try:
+                while line:
+                    line = line[os.write(self._results, line) :]
+                os.fsync(self._results)
+            except OSError:
+                os.ftruncate(self._results, before)
+                raise
         self.records[key] = whole
 
     def skip(self, skipped: Skipped) -> None:
         """Say that something was not run, and why."""
         self.skipped.append(skipped)
-        with writing(self.out):
-            self._write_skipped()
+        self._write_skipped()
 
     def add_trace(self, key: Key, trace: Mapping[str, Any]) -> None:
         """Keep the Chrome trace of one run of a row."""
-        with writing(self.out):
-            write_whole(self.trace_path(key), json.dumps(trace))
+        self._write(self.trace_path(key), json.dumps(trace))
 
     def trace_path(self, key: Key) -> Path:
         return trace_path(self.out, key.case, key.row)
@@ -118,8 +117,10 @@ class Store:
         self.close()
 
     def _write_skipped(self) -> None:
-        entries = [asdict(skipped) for skipped in self.skipped]
-        write_whole(self.out / SKIPPED, json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
+        self._write(self.out / SKIPPED, _text([asdict(skipped) for skipped in self.skipped]))
+
+    def _write(self, path: Path, text: str) -> None:
+        write_whole(OPTION, path, text, durable=True)
 
     def _drop_torn_line(self) -> None:
         content = (self.out / RESULTS).read_bytes()
@@ -129,24 +130,19 @@ class Store:
             os.fsync(self._results)
 
 
-@contextlib.contextmanager
-def writing(out: Path) -> Iterator[None]:
-    """A file that cannot be written, in the words of this option."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(OPTION, out, f"cannot be written: {error.strerror or error}") from None
+def read_records(out: Path, schema: type[BaseModel] = Recorded, option: str = OPTION) -> list[dict[str, Any]]:
+    """All complete records of a folder, in the order in which they were made.
 
+    Args:
+        schema: what each must hold. option: that names the folder.
 
-def read_records(out: Path) -> list[dict[str, Any]]:
-    """All complete records of a folder, in the order in which they were made; raises UserError naming the line."""
+    Raises:
+        UserError: there are none, or a line is not one; names the line.
+    """
     path = out / RESULTS
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise UserError(OPTION, out, f"holds no {RESULTS}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(OPTION, path, f"cannot be read: {error}") from None
+    if not os.path.exists(path):
+        raise UserError(option, out, f"holds no {RESULTS}")
+    lines = read_text(option, str(path)).split("\n")
     records = []
     keys: set[Key] = set()
     for number, line in enumerate(lines[:-1], start=1):
@@ -155,48 +151,39 @@ def read_records(out: Path) -> list[dict[str, Any]]:
             key = Key.of(record["key"])
             hash(key)
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise UserError(OPTION, path, f"line {number} is not a record of an experiment") from None
+            raise UserError(option, path, f"line {number} is not a record of an experiment") from None
+        if (fault := fault_of(record, schema)) is not None:
+            raise UserError(option, path, f"line {number} is not a whole record of a run: {fault}")
         if key in keys:
-            raise UserError(OPTION, path, f"line {number} is of a run that is there already")
+            raise UserError(option, path, f"line {number} is of a run that is there already")
         keys.add(key)
         records.append(record)
     return records
+
+
+def _text(content: object) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def _refused(constant: str) -> None:
     raise ValueError(f"{constant} is no number")
 
 
-def read_skipped(out: Path) -> list[Skipped]:
+def read_skipped(out: Path, option: str = OPTION) -> list[Skipped]:
     """What was not run; nothing where nobody has said so."""
-    try:
-        return _SKIPPED.validate_python(json.loads((out / SKIPPED).read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    path = out / SKIPPED
+    if not os.path.exists(path):
         return []
-    except ValidationError:
-        raise UserError(OPTION, out / SKIPPED, "is not a list of what was not run") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(OPTION, out / SKIPPED, f"cannot be read: {error}") from None
+    text = read_text(option, str(path))
+    try:
+        return _SKIPPED.validate_python(json.loads(text))
+    except (ValueError, RecursionError):  # pydantic's error is one of the first
+        raise UserError(option, path, "is not a list of what was not run") from None
 
 
 def trace_path(out: Path, case: str, row: str) -> Path:
     """Of the one trace that there is of a row."""
     return out / TRACES / f"{slug(case)}.{slug(row)}.json"
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file: a reader finds the old content or the new, never half of it."""
-    scratch = path.with_name(f".{path.name}.part")
-    try:
-        with open(scratch, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            scratch.unlink()
-        raise
 
 
 def slug(name: str) -> str:

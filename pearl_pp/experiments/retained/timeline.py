@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
+from pearl_pp.config.reading import one_line
 from pearl_pp.experiments.retained.plots import BLUE, GREEN, GREY, ORANGE, RED, plain
-from pearl_pp.experiments.retained.recorded import Amount, Count, Name
+from pearl_pp.experiments.retained.recorded import Amount, Count, Name, first_fault
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NUM_WINDOWS = 5
 _US_PER_MS = 1e3
-_MOST_RANKS = 256  # lanes of a picture that can still be drawn
+_MOST_RANKS = 256  # lanes of a picture that can still be drawn, all panels together
+_LANES_OF_A_TITLE = 2
 _LEAST_LABELLED = 0.018  # of the picture's width: narrower bars have no room for a number
 
 
@@ -116,17 +118,24 @@ def read_panel(path: Path, title: str) -> Panel:
         rows = [_Event.model_validate(row) for row in content["traceEvents"] if row["ph"] == "X"]
         bars = tuple(sorted((_bar(row) for row in rows), key=lambda bar: (bar.rank, bar.start)))
         mode = str(content["otherData"]["mode"])
+    except ValidationError as error:
+        raise ValueError(f"{path}: no trace of a run: a bar's {first_fault(error)}") from None
     except (OSError, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: no trace of a run: {error!r}") from None
+        raise ValueError(f"{path}: no trace of a run: {one_line(repr(error))}") from None
     num_ranks = max((bar.rank for bar in bars), default=0) + 1
     return Panel(title, mode, num_ranks, bars)
 
 
-def plot_timeline(panels: Sequence[Panel], path: Path, title: str) -> None:
-    """A panel for each row with a lane for each rank, all on the same scale of time; PNG."""
+def plot_timeline(panels: Sequence[Panel], to: Path | IO[bytes], title: str) -> None:
+    """A panel for each row with a lane for each rank, all on the same scale of time; PNG.
+
+    The last of the panels are left out where all of them would be too many lanes, and the title says so.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    num_panels = len(panels)
+    panels = _drawable(panels)
     span = _span(panels)
     num_lanes = sum(panel.num_ranks for panel in panels)
     figure = Figure(figsize=(12, 1.3 + 0.27 * num_lanes + 0.55 * len(panels)), layout="constrained")
@@ -138,9 +147,10 @@ def plot_timeline(panels: Sequence[Panel], path: Path, title: str) -> None:
     all_axes[-1].set_xlabel("ms, from a verdict on", fontsize=9)
     all_axes[-1].tick_params(axis="x", labelsize=9)
     modes = " and ".join(sorted({panel.mode for panel in panels}))
-    figure.suptitle(plain(f"{title} ({modes})"), fontsize=12, x=0.01, ha="left")
+    part = f", the first {len(panels)} of {num_panels} rows" if len(panels) < num_panels else ""
+    figure.suptitle(plain(f"{title} ({modes}{part})"), fontsize=12, x=0.01, ha="left")
     figure.legend(*_legend(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    figure.savefig(to, format="png", dpi=130, metadata={"Software": None})
 
 
 def first_view(panel: Panel, span: float) -> float:
@@ -153,6 +163,12 @@ def first_view(panel: Panel, span: float) -> float:
         if start + span <= end and 0 < num_rejected < len(seen) - 1:
             return start
     return verdicts[0] if verdicts else min((bar.start for bar in panel.bars), default=0.0)
+
+
+def _drawable(panels: Sequence[Panel]) -> Sequence[Panel]:
+    """The first of them, as many as a picture has lanes for; a panel's title needs the room of two."""
+    lanes = list(accumulate(panel.num_ranks + _LANES_OF_A_TITLE for panel in panels))
+    return panels[: max(1, sum(number <= _MOST_RANKS for number in lanes))]
 
 
 def _span(panels: Sequence[Panel]) -> float:

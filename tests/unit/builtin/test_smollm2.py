@@ -32,11 +32,11 @@ def test_the_draft_is_the_targets_first_and_last_layers(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["draft-2+1", "target"], "no scratch is left"
 
 
-@pytest.mark.parametrize("layers", ["0,4", "30,0", "15,15", "4", "a,b", "-1,4", "1,2,3"])
+@pytest.mark.parametrize("layers", ["0,4", "30,0", "15,15", "4", "a,b", "-1,4", "1,2,3", "1," + "9" * 5000])
 def test_layers_that_make_no_draft(layers: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["get-example", f"--draft-layers={layers}"]) == 2
     shown = capsys.readouterr()
-    assert shown.out == "" and shown.err.startswith(f"error: --draft-layers {layers}: must be ")
+    assert shown.out == "" and shown.err.startswith("error: --draft-layers ") and ": must be " in shown.err
     assert shown.err.count("\n") == 1
 
 

@@ -1,5 +1,7 @@
 """An engine without models, for tests of what is around it."""
 
+import errno
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -102,3 +104,13 @@ def _metrics_of() -> Callable[..., dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def _rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files can be made, and not put in place."""
+
+    def no_space(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", no_space)

@@ -38,6 +38,7 @@ def test_run_takes_the_ranks_and_leaves_the_options(launched: list[tuple[int, li
         (["run", "-n", "0"], "-n 0: must be a whole number, at least 1"),
         (["run", "-n", "four"], "-n four: must be a whole number, at least 1"),
         (["run", "-n"], "-n: needs a number"),
+        (["run", "-n", "100000"], "-n 100000: must be at most 99999"),
         (["run", "-n", "4", "--emulate", "/"], "--emulate /: cannot be read: Is a directory"),
         (["run", "-n", "4", "--placement", "/none.yaml"], "--placement /none.yaml: no such file"),
         (["rnu", "-n", "4"], "pearl-pp rnu: no such command; did you mean run?"),
@@ -87,6 +88,34 @@ def test_ctrl_c_is_an_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"]])
+def test_output_on_a_full_disk_is_one_line(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "pearl_pp.cli", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stderr) == (2, "error: standard output: cannot be written: No space left on device\n")
+
+
+def test_a_fault_of_another_file_is_not_the_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (
+        FileNotFoundError(2, "No such file", "x"),
+        OSError(28, "No space left", "x"),
+        OSError(111, "refused"),
+    ):
+        monkeypatch.setitem(cli.COMMANDS, "report", lambda _, error=error: (_ for _ in ()).throw(error))
+        with pytest.raises(OSError) as caught:
+            cli.main(["report"])
+        assert caught.value is error
+
+
+def test_a_name_that_is_no_text_can_be_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "report", lambda rest: print(f"wrote {rest[0]}") or 0)
+    assert cli.main(["report", "caf\udce9"]) == 0
+    assert capsys.readouterr().out == "wrote caf?\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"]])
 def test_nobody_reads_to_the_end(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "pearl_pp.cli", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -94,3 +123,14 @@ def test_nobody_reads_to_the_end(arguments: list[str]) -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["run", "-n"], ["simulate", "-n"], ["simulate", "-n", "2", "--prompt-len"], ["get-example", "--draft-layers"]],
+)
+def test_more_digits_than_python_reads_are_one_line(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    last = "1," * (argv[0] == "get-example") + "9" * 5000
+    assert cli.main([*argv, last]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {argv[-1]} 999") and ": must be at most " in told and told.count("\n") == 1

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
 from pearl_pp import cli
+from pearl_pp.console import doctor, leaving
 from pearl_pp.console.diagnosis import Finding, diagnose
 from pearl_pp.console.doctor_report import print_report
 from pearl_pp.runtime.link_times import LinkTime
 from pearl_pp.runtime.machine import RankFacts
+from pearl_pp.transport import torch_distributed
+from pearl_pp.transport.base import RanksMissing
 
 GB = 10**9
 VERSIONS = {"pearl_pp": "1", "python": "3.11.0", "torch": "2.13.0", "transformers": "5.24.0", "deepspeed": "0.19"}
@@ -125,3 +129,21 @@ def test_a_mistake_in_the_options_is_one_line(
 ) -> None:
     assert cli.main(["doctor", *argv]) == 2
     assert capsys.readouterr().err == f"error: {expected}\n"
+
+
+@pytest.mark.parametrize(("interrupted", "code", "said"), [(False, 1, "error: rank 1: nobody\n"), (True, 130, "")])
+def test_a_rank_that_finds_no_rank_0_says_so_itself(
+    interrupted: bool, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def finds_nobody(*_: object) -> NoReturn:
+        raise RanksMissing("rank 1: nobody")
+
+    def sleep(_: float) -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(torch_distributed, "connect", finds_nobody)
+    monkeypatch.setattr(leaving.time, "sleep", sleep)
+    assert doctor.main([]) == code
+    assert capsys.readouterr() == ("", said)

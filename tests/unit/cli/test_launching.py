@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from pearl_pp.console import launching
+from pearl_pp.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -47,8 +50,11 @@ def launch(folder: Path, *bodies: str) -> int:
 
 
 def all_gone(folder: Path, num_ranks: int) -> bool:
+    return no_longer_there([int((folder / f"{rank}.pid").read_text() or 0) for rank in range(num_ranks)])
+
+
+def no_longer_there(pids: Sequence[int]) -> bool:
     deadline = time.monotonic() + 10
-    pids = [int((folder / f"{rank}.pid").read_text() or 0) for rank in range(num_ranks)]
     while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not any(psutil.pid_exists(pid) for pid in pids)
@@ -63,6 +69,7 @@ def all_gone(folder: Path, num_ranks: int) -> bool:
         (("time.sleep(1.5); sys.exit(1)", IS_KILLED), 137, "rank 1 was ended by SIGKILL"),
         ((SLEEP, IS_STOPPED, "time.sleep(1.5); sys.exit(3)"), 3, ""),
         ((SLEEP, "time.sleep(0.5); os.kill(os.getpid(), signal.SIGTERM)"), 143, "rank 1 was ended by SIGTERM"),
+        ((SLEEP, "time.sleep(0.5); os.kill(os.getpid(), 40)"), 168, "rank 1 was ended by signal 40\n"),
         ((LEAVES_WITH_THE_STOPPED, IS_STOPPED), 4, ""),
     ],
 )  # fmt: skip
@@ -77,6 +84,25 @@ def test_the_first_rank_to_fail_ends_all(
     assert shown.err.startswith(f"error: {said}" if said else "")
     assert shown.err.count("\n") == bool(said)
     assert all_gone(folder, len(bodies))
+
+
+def test_more_ranks_than_can_be_started_are_one_line_and_leave_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def start_two(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if len(started) == 2:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        started.append(start(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(launching.subprocess, "Popen", start_two)
+    with pytest.raises(UserError) as caught:
+        launch(folder, SLEEP, SLEEP, SLEEP, SLEEP)
+    assert str(caught.value) == "-n 4: rank 2 cannot be started on this machine: Resource temporarily unavailable"
+    assert [rank.poll() for rank in started] == [-signal.SIGTERM] * 2
 
 
 def test_a_rank_that_does_not_listen_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,3 +158,42 @@ def test_a_rank_that_leaves_with_a_failure_ends_the_stopped_ranks_of_its_job_alo
         for process in (ours, theirs):
             process.kill()
             process.wait()
+
+
+LAUNCHES_AND_GOES = """
+import os, subprocess, sys
+place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23456", "PEARL_PP_JOB": "a job"}
+for rank, body in enumerate(sys.argv[1:]):
+    command = [sys.executable, "-c", body]
+    process = subprocess.Popen(command, env=os.environ | place | {"RANK": str(rank)}, stdout=subprocess.PIPE)
+    process.stdout.read(1)
+    print(process.pid, flush=True)
+"""
+WATCHES = """
+import os, time
+from pearl_pp.console import leaving
+leaving.BETWEEN_LOOKS_AT_LAUNCHER = 0.3
+leaving.watch_launcher()
+os.write(1, b"+")
+time.sleep(60)
+"""
+STOPS = """
+import os, signal
+os.write(1, b"+")
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.case("P4")
+@pytest.mark.parametrize("bodies", [(STOPS, WATCHES, WATCHES), (WATCHES, WATCHES, STOPS)])
+def test_a_launcher_that_has_gone_is_told_once_and_stopped_ranks_go_too(bodies: tuple[str, ...]) -> None:
+    command = [sys.executable, "-c", LAUNCHES_AND_GOES, *bodies]
+    launcher = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    pids = [int(launcher.stdout.readline()) for _ in bodies]
+    try:
+        assert launcher.communicate(timeout=20)[1] == "error: the launcher of this rank has gone\n"
+        assert no_longer_there(pids)
+    finally:
+        for pid in filter(psutil.pid_exists, pids):
+            os.kill(pid, signal.SIGKILL)

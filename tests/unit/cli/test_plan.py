@@ -147,6 +147,13 @@ PROFILE_SAYS = "the profile says how fast its ranks are; leave one of them out"
         ([*TWO, "--memry", "1"], "--memry: no such option; did you mean --memory-gb?"),
         ([*TWO, "--emulate", "x.yaml"], "--emulate: no such option; did you mean --profile?"),
         ([*TWO, "--top"], "--top: needs a value"),
+        ([*TWO, "--link-gb-s", "1e-320"], "--link-gb-s 1e-320: must be greater than or equal to 0.001"),
+        ([*TWO, "--link-latency-us", "1e300"], "--link-latency-us 1e300: must be less than or equal to 1000000000"),
+        (["-n", "2000", "--memory-gb", "2"], "-n 2000: must be less than or equal to 1024"),
+        (
+            [*TWO, "--bandwidth-gb-s", "0.125,1e6"],
+            "pearl-pp plan: no such machine: speed[0] 1.25e-07: must be greater than or equal to 0.0001",
+        ),
         ([*TWO, "--json", "/no/such/x"], "--json /no/such/x: cannot be written: No such file or directory"),
         (["--profile", MIXED, "-n", "5"], f"-n 5: the profile {MIXED} describes 4 ranks"),
         (["--profile", MIXED, "--bandwidth-gb-s", "9"], f"--bandwidth-gb-s: {PROFILE_SAYS}"),
@@ -178,3 +185,12 @@ def test_mistakes_in_models_are_one_line(tmp_path: Path, capsys: pytest.CaptureF
         assert printed.err.count("\n") == 1
     assert cli.main(["plan", "--memory-gb", "2,2"]) == 2
     assert capsys.readouterr().err == "error: --target: say which model, or give --profile FILE.yaml\n"
+
+
+@pytest.mark.parametrize("option", ["--json", "--write", "--trace"])
+def test_a_full_disk_is_one_line(
+    option: str, pair: list[str], tmp_path: Path, full_disk: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "out")
+    assert cli.main(["plan", *pair, *TWO, option, path]) == 2
+    assert capsys.readouterr().err == f"error: {option} {path}: cannot be written: No space left on device\n"

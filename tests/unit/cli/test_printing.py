@@ -24,7 +24,9 @@ def finished(text: str, metrics: dict[str, Any], error: str | None = None) -> Re
 
 
 def printer_for(config: RunConfig, out: io.StringIO, err: io.StringIO, num_prompts: int = 2) -> Printer:
-    return Printer(config, [Prompt(text=f"prompt {n}") for n in range(num_prompts)], out, err)
+    printer = Printer(config, out, err)
+    printer.expect([Prompt(text=f"prompt {n}") for n in range(num_prompts)])
+    return printer
 
 
 def one_answer(printer: Printer) -> None:

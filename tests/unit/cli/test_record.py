@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pearl_pp.console.record import JsonRecord, require_own_paths, require_writable, write_atomically
+from pearl_pp.console.record import JsonRecord, require_own_paths, require_writable
 from pearl_pp.errors import UserError
 from pearl_pp.runtime.metrics import totals
 from pearl_pp.runtime.request import RequestOutput
@@ -45,46 +45,6 @@ def test_the_file_holds_each_request_as_soon_as_it_is_added(tmp_path: Path) -> N
     for count in range(4):
         assert len(json.loads(path.read_text())["requests"]) == count
         record.add(output(str(count)))
-
-
-def test_a_write_that_fails_leaves_the_old_file_and_no_scrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "r.json"
-    write_atomically(str(path), "old")
-
-    def no_space(*_: object) -> None:
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(os, "replace", no_space)
-    with pytest.raises(OSError, match="No space"):
-        write_atomically(str(path), "new")
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["r.json"]
-
-
-def test_readers_never_see_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "r.json"
-    write_atomically(str(path), "old")
-    replace = os.replace
-
-    def check_then_replace(source: str, target: str) -> None:
-        assert path.read_text() == "old" and Path(source).read_text() == "new" * 100_000
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", check_then_replace)
-    write_atomically(str(path), "new" * 100_000)
-    assert path.read_text() == "new" * 100_000
-
-
-def test_permissions_and_links_are_those_of_a_plain_write(tmp_path: Path) -> None:
-    real, link = tmp_path / "real.json", tmp_path / "link.json"
-    (tmp_path / "plain").write_text("")
-    link.symlink_to(real)
-    write_atomically(str(link), "x")
-    assert link.is_symlink() and real.read_text() == "x"
-    assert real.stat().st_mode == (tmp_path / "plain").stat().st_mode
-    real.chmod(0o640)
-    write_atomically(str(real), "y")
-    assert real.stat().st_mode & 0o777 == 0o640
 
 
 def test_a_place_that_cannot_be_written_is_told_before_the_run(tmp_path: Path) -> None:
@@ -150,3 +110,22 @@ def test_a_disk_without_room_is_one_line_and_keeps_what_was_there(
     assert str(caught.value) == f"--json {path}: cannot be written: No space left on device"
     assert [request["text"] for request in json.loads(path.read_text())["requests"]] == ["first"]
     assert os.listdir(tmp_path) == ["r.json"]
+
+
+def test_a_file_that_has_gone_again_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = record_at(tmp_path / "r.json")
+    replace = os.replace
+
+    def replace_then_lose(source: str, target: str) -> None:
+        replace(source, target)
+        os.unlink(target)
+
+    monkeypatch.setattr(os, "replace", replace_then_lose)
+    with pytest.raises(UserError, match=r"^--json .*: cannot be written: No such file"):
+        record.add(output("first"))
+
+
+def test_prompts_in_a_file_whose_name_is_no_text_can_be_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    JsonRecord(str(path), config={"prompts": "caf\udce9.txt"}, plan={}, versions={}, mode="real").add(output("a"))
+    assert json.loads(path.read_text(encoding="utf-8"))["config"] == {"prompts": "caf\udce9.txt"}

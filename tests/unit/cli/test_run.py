@@ -1,12 +1,14 @@
 """The main job around a fake engine: order of output, exit codes, what survives a failure."""
 
+import io
 import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -169,6 +171,52 @@ def test_the_rank_that_failed_speaks_before_the_ranks_that_miss_it(
     assert "error: rank 2 failed\n" in capsys.readouterr().err
 
 
+@pytest.mark.case("P4")
+@pytest.mark.parametrize(("rank", "gamma"), [("0", "4"), ("2", "0")])
+def test_ctrl_c_in_the_silence_before_a_rank_speaks_is_quiet(
+    rank: str,
+    gamma: str,
+    make_factory: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from pearl_pp.transport.base import Channel, PeerLost
+
+    def interrupt(_: float) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(leaving.time, "sleep", interrupt)
+    monkeypatch.setenv("RANK", rank)
+    lost = PeerLost(0, 2, Channel.CONTROL, "connection reset")
+    assert run.main(["-p", "a", "--quiet", "--gamma", gamma], make_factory(fault=lost)) == 130
+    assert capsys.readouterr().err == ""
+
+
+class SlowInput:
+    """Standard input that comes only when the engine is there, and so all ranks are connected."""
+
+    def __init__(self, factory: Any, text: bytes) -> None:
+        self._factory, self._text = factory, text
+
+    @property
+    def buffer(self) -> io.BytesIO:
+        assert self._factory.engine is not None, "read while the other ranks wait to connect"
+        return io.BytesIO(self._text)
+
+
+def test_standard_input_is_read_when_the_ranks_are_connected(
+    make_factory: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    factory = make_factory()
+    monkeypatch.setattr(run.sys, "stdin", SlowInput(factory, b"abc\nde\n"))
+    assert run.main(["--prompts", "-", "-p", "first"], factory) == 0
+    assert [prompt.text for prompt in factory.engine.seen] == ["first", "abc", "de"]
+    assert "[3/3] de" in capsys.readouterr().out
+    monkeypatch.setattr(run.sys, "stdin", SlowInput(factory, b""))
+    assert run.main(["--prompts", "-"], factory) == 2
+    assert capsys.readouterr().err == "error: --prompts -: holds no prompt\n"
+
+
 @pytest.mark.case("E6")
 def test_no_tokens_asked_for_is_a_good_run(
     make_factory: Callable[..., Any], capsys: pytest.CaptureFixture[str]
@@ -213,8 +261,8 @@ def test_another_signal_does_not_end_a_process() -> None:
         "import signal, time\nfrom pearl_pp.console import leaving\n"
         "signal.signal(signal.SIGUSR1, lambda *_: None)\n"
         "leaving.AFTER_INTERRUPT = 0.1\nleaving.watch_for_interrupt()\n"
-        "print('ready', flush=True)\ntime.sleep(1.5)\nprint('alive', flush=True)\n"
-        "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    time.sleep(60)\n"
+        "print('ready', flush=True)\ntime.sleep(1.5)\n"
+        "try:\n    print('alive', flush=True)\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    time.sleep(60)\n"
     )
     process = in_a_process(code, wait_for="ready")
     process.send_signal(signal.SIGUSR1)
@@ -233,6 +281,21 @@ def test_a_rank_with_a_mistake_of_its_own_speaks_before_those_that_miss_it(
     assert run.main(["--gamma", "0"]) == 2
     of_peer, of_rank_2 = slept
     assert of_rank_2 < of_peer
+
+
+@pytest.mark.parametrize("waited_s", [3.0, 9.0, 130.0])
+def test_a_rank_with_a_mistake_of_its_own_speaks_before_those_that_wait_for_it_to_come(
+    waited_s: float, make_factory: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, slept: list[float]
+) -> None:
+    from pearl_pp.transport.base import RanksMissing
+
+    monkeypatch.setattr(leaving, "_STARTED", time.monotonic() - waited_s)
+    assert run.main(["-p", "a"], make_factory(fault=RanksMissing("rank 0: not all 3 ranks came"))) == 1
+    monkeypatch.setenv("RANK", "2")
+    assert run.main(["--gamma", "0"]) == 2
+    of_missing, of_rank_2 = slept
+    assert of_rank_2 < waited_s + of_missing
+    assert of_missing == 0 or waited_s + of_missing == pytest.approx(leaving.BEHIND_CAUSE, abs=1.0)
 
 
 def test_a_failed_process_does_not_wait_for_its_threads() -> None:

@@ -162,3 +162,12 @@ def test_auto_is_the_fastest_way_by_the_profile(tmp_path: Path, capsys: pytest.C
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     assert capsys.readouterr().out.startswith("usage: pearl-pp simulate")
+
+
+@pytest.mark.parametrize("option", ["--json", "--trace"])
+def test_a_full_disk_is_one_line(
+    option: str, profile: str, tmp_path: Path, full_disk: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "out")
+    assert run("-n", "4", "--emulate", profile, option, path) == 2
+    assert capsys.readouterr() == ("", f"error: {option} {path}: cannot be written: No space left on device\n")

@@ -268,3 +268,13 @@ def test_a_path_may_be_a_path_object() -> None:
     assert RunConfig(emulate=Path("e.yaml"), trace=Path("t.json")) == RunConfig(emulate="e.yaml", trace="t.json")  # pyright: ignore[reportArgumentType]
     with pytest.raises(UserError, match="--prompt"):
         run_config({"prompt": Path("a")}, {"prompt": "--prompt"})
+
+
+@pytest.mark.parametrize("option", ["target", "emulate", "prompts", "placement", "json", "trace"])
+def test_a_path_with_a_null_character_is_one_line(option: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(f'{option}: "a\\0b.yaml"\n')
+    with pytest.raises(UserError) as caught:
+        parse_flags(["--config", str(path)])
+    told = "must have no null character in it: no file's name has one"
+    assert str(caught.value) == f"--config {path}: {option} a\\x00b.yaml: {told}"

@@ -42,7 +42,7 @@ def test_defaults(tmp_path: Path) -> None:
         ({"num_heads": None, "num_head": "4"}, "num_head: no such key; did you mean num_heads?"),
         ({"draft": "{layers: 2}"}, "draft.layers: no such key; did you mean num_layers?"),
         ({"draft": "{}"}, "draft.num_layers: is missing"),
-        ({"draft": "2"}, "draft 2: must be a dictionary or instance of DraftShape"),
+        ({"draft": "2"}, "draft 2: must hold lines of the form name: value"),
         ({"draft": "{num_layers: 7}"}, "draft.num_layers 7: is more than the target's 6"),
         ({"num_layers": "0"}, "num_layers 0: must be greater than or equal to 1"),
         ({"num_layers": "six"}, "num_layers six: must be a whole number"),

@@ -20,6 +20,8 @@ from pearl_pp.transport.inprocess import InProcessGroup, InProcessTransport
 from tests.pairs import noisy, save, tiny_model
 from tests.unit.simulation.machines import save_profile
 
+pytestmark = pytest.mark.alone
+
 ROWS: dict[str, dict[str, Any]] = {
     "ar": {"strategy": "ar"},
     "sd": {"strategy": "sd", "gamma": 3},

@@ -2,13 +2,16 @@
 
 import io
 import json
+import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from pearl_pp import cli
 from pearl_pp.errors import UserError
-from pearl_pp.experiments import history, tables
+from pearl_pp.experiments import history, overhead, tables
 from tests.unit.experiments.synthetic import record
 
 
@@ -60,3 +63,39 @@ def test_a_regression_shows_in_red() -> None:
     red = [line for line in out.getvalue().splitlines() if "\x1b[31m" in line]
     assert len(red) == 1
     assert "hop/ar" in red[0] and "-20.0%" in red[0]
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\n", b"[" * 100_000, b'{"configuration": {}, "date": "x"}'], ids=["bytes", "nested", "no figures"]
+)
+def test_a_file_that_cannot_be_compared_with_is_told_before_anything_is_measured(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(overhead, "measure", lambda *_: pytest.fail("measured"))
+    path = tmp_path / "record.jsonl"
+    path.write_bytes(content)
+    assert cli.main(["bench", "overhead", "--record", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: --record {path}: line 1 is not ") and told.count("\n") == 1
+
+
+@pytest.mark.parametrize("value", ["fast", 10**400, float("nan"), [1], {}], ids=["text", "huge", "nan", "list", "dict"])
+def test_a_figure_that_is_no_number_is_refused(value: Any, tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    path.write_text(json.dumps(record() | {"ratios": {"hop/ar": value}}) + "\n")
+    with pytest.raises(UserError, match="line 1 is not a record"):
+        history.previous(str(path), {})
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_half_line(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    history.append(str(path), record())
+    before = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, hard))
+    try:
+        with pytest.raises(UserError, match=r"^--record .*record\.jsonl: cannot be written: File too large$"):
+            history.append(str(path), record())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before

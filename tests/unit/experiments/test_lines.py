@@ -13,6 +13,7 @@ import pytest
 
 import pearl_pp
 from pearl_pp.errors import UserError
+from pearl_pp.experiments import lines
 from pearl_pp.experiments.lines import Program, ProgramFailed
 
 ROOT = Path(pearl_pp.__file__).parents[1]
@@ -92,3 +93,42 @@ def _is_running(process: int) -> bool:
     except FileNotFoundError:
         return False
     return os.path.exists(f"/proc/{process}") and state != "Z"
+
+
+@pytest.mark.parametrize("text", ["NCCL INFO", "[" * 100_000, "nan nan"])
+def test_what_is_no_answer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    program = Program("2 ranks", [module(tmp_path, monkeypatch, f"print({text!r})\nsys.stdin.read()")])
+    try:
+        with pytest.raises(ProgramFailed, match="2 ranks: something else was written among its answers: ") as failed:
+            program.answer()
+    finally:
+        program.close()
+    assert len(str(failed.value)) < 300
+
+
+def test_a_program_that_does_not_end_is_killed_with_all_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+told = Told()
+told.answer(child.pid)
+threading.Event().wait()
+"""
+    program = Program("deaf", [module(tmp_path, monkeypatch, code.replace("told = Told()", _DEAF))])
+    child = program.answer()
+    monkeypatch.setattr(lines, "_CLOSING_S", 0.1)
+    program.close()
+    deadline = time.monotonic() + 10
+    while _is_running(child):
+        assert time.monotonic() < deadline, "it lives on"
+        time.sleep(0.01)
+
+
+# Whose end of input is not the program's.
+_DEAF = """
+class Deaf(Told):
+    def _listen(self):
+        pass
+told = Deaf()"""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from pearl_pp import cli
 from pearl_pp.config import RunConfig, read_profile
+from pearl_pp.experiments import measured_profile
 from pearl_pp.experiments.measured_profile import Measured, Settings, profile_of, profile_text
 from pearl_pp.experiments.measured_times import RankTimes, StageTimes, measured_costs, rank_times
 from pearl_pp.planning.presets import resolve_placement
@@ -95,6 +98,20 @@ def test_the_simulator_gets_each_ranks_own_passes() -> None:
     assert [costs.target(rank, 1) for rank in (0, 1)] == pytest.approx([0.010, 0.011])
     assert costs.draft(1, 0, 0, 2) == pytest.approx(0.0075)
     assert costs.draft(0, 1, 0, 1) == pytest.approx(0.004)
+
+
+def test_a_full_disk_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    facts = measured(stage(10, 4), stage(11, 4), (stage(4, 2), stage(5, 2)))
+    monkeypatch.setattr(measured_profile, "measure", lambda *_: facts)
+    monkeypatch.setattr(os, "replace", no_space)
+    path = tmp_path / "machine.yaml"
+    assert cli.main(["bench", "profile", "-n", "2", "--out", str(path)]) == 2
+    assert capsys.readouterr().err == f"error: --out {path}: cannot be written: No space left on device\n"
 
 
 @pytest.mark.slow

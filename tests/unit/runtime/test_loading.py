@@ -173,12 +173,12 @@ class TestAgreement:
         said = []
 
         def work(transport: InProcessTransport, pair: ModelPair) -> None:
-            with pytest.raises(RuntimeError) as caught:
+            with pytest.raises(UserError) as caught:
                 agree(transport, pair)
             said.append(str(caught.value))
 
         on_ranks([word_pair, word_pair, replace(word_pair, max_len=40)], work)
-        assert said == ["rank 2 has max_len 40, rank 0 has 64"] * 3
+        assert said == ["rank 2: has max_len 40, rank 0 has 64"] * 3
 
 
 def expected_bytes(pair: ModelPair, layers: int, *, ends: int) -> int:

@@ -14,6 +14,8 @@ from pearl_pp.transport.heartbeat import Heartbeat
 from pearl_pp.transport.inprocess import InProcessGroup
 from tests.rank_pool import RankPool
 
+pytestmark = pytest.mark.alone
+
 
 def beat(transport: Transport, timeout_s: float, ends_after_s: float, silent: int) -> list[TransportError]:
     failures: list[TransportError] = []

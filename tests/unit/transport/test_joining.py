@@ -6,13 +6,17 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+import torch.distributed as dist
 
 from pearl_pp.console import launching
 from pearl_pp.errors import UserError
 from pearl_pp.transport import joining
+from pearl_pp.transport.base import CannotJoin, RanksMissing
 
 ROOT = Path(__file__).resolve().parents[3]
 ONE_MACHINE = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
@@ -47,6 +51,72 @@ def test_a_port_in_use_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(UserError) as caught:
             joining._listen("127.0.0.1", port)
     assert str(caught.value) == f"MASTER_PORT {port}: is in use on this machine; choose another port"
+
+
+def test_a_port_that_may_not_be_used_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "environ", dict(ONE_MACHINE))
+    monkeypatch.setattr(joining.socket, "create_server", refuse)
+    with pytest.raises(UserError, match=r"^MASTER_PORT 80: cannot be listened at: Permission denied$"):
+        joining._listen("127.0.0.1", 80)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"MASTER_PORT": "65536"}, "MASTER_PORT 65536: must be a whole number from 1 to 65535"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT http: must be a whole number from 1 to 65535"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT: needs a value: torchrun, deepspeed and pearl-pp run set it for every rank"),
+        ({"RANK": "2"}, "RANK 2: must be a whole number from 0 to 1"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE two: must be a whole number from 1 to 99999"),
+        ({"MASTER_ADDR": "no host"}, "MASTER_ADDR no host: is no address of a machine: "),
+        ({"MASTER_ADDR": "a..b"}, "MASTER_ADDR a..b: is no address of a machine: "),
+    ],
+)
+def test_what_a_launcher_cannot_mean_is_one_clear_line(
+    changes: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = ONE_MACHINE | {"RANK": "0", "MASTER_PORT": str(free_port())} | changes
+    monkeypatch.setattr(os, "environ", variables)
+    with pytest.raises(UserError) as caught:
+        joining.join(5.0, 1)
+    assert str(caught.value).startswith(expected)
+
+
+@pytest.mark.case("P4")
+def test_a_rank_0_that_answers_nobody_is_missed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel lets others connect to the port of a process that is stopped; the store waits for its word."""
+    monkeypatch.setattr(joining, "_BEHIND_STORE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        monkeypatch.setattr(os, "environ", ONE_MACHINE | {"RANK": "1", "MASTER_PORT": str(port)})
+        with pytest.raises(RanksMissing) as caught:
+            joining.join(0.3, 1)
+    assert str(caught.value) == f"rank 1: not all 2 ranks came to 127.0.0.1:{port} within 0.3 s: no answer"
+
+
+@pytest.mark.parametrize(
+    ("after_s", "kind", "expected"),
+    [
+        (0.0, CannotJoin, "rank 1: cannot join the 2 ranks at 127.0.0.1:29500: no address for eth7"),
+        (0.2, RanksMissing, "rank 1: not all 2 ranks came to 127.0.0.1:29500 within 0.2 s: no address for eth7"),
+    ],
+)
+def test_what_gloo_says_is_one_line(
+    after_s: float, kind: type[Exception], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> NoReturn:
+        time.sleep(after_s)
+        raise RuntimeError("[enforce fail at gloo/device.cc:84] no address for eth7\nframe #0: ...")
+
+    monkeypatch.setattr(os, "environ", ONE_MACHINE | {"RANK": "1", "MASTER_PORT": "29500"})
+    monkeypatch.setattr(joining, "_store", lambda *_: dist.HashStore())
+    monkeypatch.setattr(joining.dist, "init_process_group", fail)
+    with pytest.raises(kind) as caught:
+        joining.join(0.2, 1)
+    assert str(caught.value) == expected
 
 
 def test_the_launchers_socket_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:

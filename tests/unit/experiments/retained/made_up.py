@@ -57,6 +57,7 @@ def record(
         "metrics": metrics(rate, num_ranks) if placement is not None else reference_metrics(rate),
         "num_prompt_tokens": 4,
         "token_ids": [1, 2],
+        "text": "two words",
         "text_equals_oracle": True,
         "oracle": "emulated target",
         "published": None,

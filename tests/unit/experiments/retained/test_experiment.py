@@ -7,9 +7,11 @@ import pytest
 import yaml
 
 from pearl_pp.errors import UserError
+from pearl_pp.experiments.retained import resolving
 from pearl_pp.experiments.retained.experiment import Experiment
 from pearl_pp.experiments.retained.resolving import Limits, open_experiment
 from pearl_pp.experiments.retained.rows import ROWS
+from tests.unit.simulation.machines import profile
 
 PROFILE = Path(__file__).resolve().parents[4] / "configs" / "profiles" / "even_c8.yaml"
 PLAIN: dict[str, Any] = {"title": "a", "num_ranks": 4, "rows": ["ar"]}
@@ -186,3 +188,10 @@ def test_files_of_a_sweep_and_shapes_that_have_changed_since_are_another_experim
     shape.write_text(shape.read_text().replace("seed: 0", "seed: 1"))
     digests.append(opened(content).digest)
     assert len(set(digests)) == 3
+
+
+@pytest.mark.parametrize(("ratio", "number", "last"), [(0.01, 2, 2), (8, 16, 16), (32, 64, 64), (10_000, 64, 20_000)])
+def test_no_more_gammas_are_tried_than_somebody_could_wait_for(ratio: float, number: int, last: int) -> None:
+    gammas = resolving._gammas(profile(draft__pass_ms=40.0 / ratio))
+    assert (len(gammas), gammas[-1]) == (number, last)
+    assert list(gammas) == sorted(set(gammas)) and gammas[0] >= 1

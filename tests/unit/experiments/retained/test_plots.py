@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from pearl_pp.experiments.retained import timeline
 from pearl_pp.experiments.retained.figures import lines
 from pearl_pp.experiments.retained.plots import plot_retained
 from pearl_pp.experiments.retained.timeline import Bar, Panel, first_view, plot_timeline, read_panel
@@ -127,3 +128,20 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
         path.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match="no trace"):
             read_panel(path, "")
+
+
+def test_more_panels_than_a_picture_has_room_for_are_left_out(
+    drawn: list[Figure], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline, "_MOST_RANKS", 10)
+    bar = Bar(0, "target", "accepted", 0.0, 1.0, None)
+    panels = [Panel(f"row {n}", "real", ranks, (bar,)) for n, ranks in enumerate((3, 3, 1))]
+    plot_timeline(panels, tmp_path / "t.png", "title")
+    assert [axes.get_title(loc="left") for axes in drawn[0].axes] == ["row 0", "row 1"]
+    assert drawn[0].get_suptitle() == "title (real, the first 2 of 3 rows)"
+
+
+def test_what_is_wrong_with_a_bar_is_told_plainly(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.json", {"traceEvents": [{"ph": "X", "pid": 0, "cat": "a", "name": "a", "ts": "x"}]})
+    with pytest.raises(ValueError, match=r"t\.json: no trace of a run: a bar's ts must be a number$"):
+        read_panel(path, "")

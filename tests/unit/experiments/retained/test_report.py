@@ -12,8 +12,9 @@ from pearl_pp.errors import UserError
 from pearl_pp.experiments.retained import report
 from pearl_pp.experiments.retained.report import merge_report, write_report
 from pearl_pp.experiments.retained.results_page import PAGE, kept_folders, page_text, results_page
-from tests.unit.experiments.retained.made_up import MACHINE, experiment, record, trace, write
+from tests.unit.experiments.retained.made_up import MACHINE, experiment, record, reference_metrics, trace, write
 
+RANK = dict.fromkeys(("target_s", "draft_s", "verify_s", "move_s", "wait_s"), 0.1)
 REPOSITORY = Path(__file__).parents[4]
 
 
@@ -134,8 +135,9 @@ def test_a_damaged_trace_is_one_line(tmp_path: Path, damaged: bytes) -> None:
     out = write(tmp_path, experiment())
     (out / "traces").mkdir()
     (out / "traces" / "case.hop.json").write_bytes(damaged)
-    with pytest.raises(UserError, match=r"case\.hop\.json: no trace of a run"):
+    with pytest.raises(UserError, match=r"case\.hop\.json: no trace of a run: ") as refused:
         write_report(out)
+    assert "\\n" not in str(refused.value) and "validation error" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +149,10 @@ def test_a_damaged_trace_is_one_line(tmp_path: Path, damaged: bytes) -> None:
         ({"machine": None}, "machine must be .*"),
         ({"mode": ["x"]}, "mode must be a text"),
         ({"plan": 3}, "plan must be .*"),
+        (
+            {"metrics": {**reference_metrics(5.0), "per_rank": [RANK]}},
+            "metrics has a per_rank, and no total_s that they share",
+        ),
     ],
 )
 def test_a_record_that_lacks_something_is_named(tmp_path: Path, change: dict[str, object], told: str) -> None:
@@ -156,3 +162,37 @@ def test_a_record_that_lacks_something_is_named(tmp_path: Path, change: dict[str
             UserError, match=rf"^report .*results\.jsonl: line 2 is not a whole record of a run: {told}$"
         ):
             make()
+
+
+@pytest.mark.parametrize("name", ["decode_s", "decode_tokens_per_s", "total_s"])
+def test_a_time_that_makes_endless_speeds_is_no_record(name: str, tmp_path: Path) -> None:
+    one = record("ar", 5.0)
+    out = write(tmp_path / "out", [one | {"metrics": one["metrics"] | {name: 1e-320}}])
+    with pytest.raises(
+        UserError, match=rf"line 1 is not a whole record of a run: metrics\.{name} must be 0, or at least"
+    ):
+        write_report(out)
+
+
+def test_extremes_that_are_accepted_can_be_drawn(tmp_path: Path) -> None:
+    least = record("ar", 5.0)
+    least = least | {"metrics": least["metrics"] | {"decode_s": 1e15, "num_decode_tokens": 1}}
+    most = record("hop", 5.0)
+    most = most | {"metrics": most["metrics"] | {"decode_s": 1e-9, "num_decode_tokens": 10**15}}
+    write_report(write(tmp_path, [least, most]))
+    assert (tmp_path / "retained.png").is_file()
+
+
+def test_a_damaged_list_of_what_was_not_run_is_named_as_the_command_is(tmp_path: Path) -> None:
+    out = write(tmp_path / "out", experiment())
+    for content in (b"{}", b"\xff", b"[" * 100_000, b'[{"case": 1}]'):
+        (out / "skipped.json").write_bytes(content)
+        for make in (lambda: write_report(out), lambda: merge_report([out], tmp_path / "both")):
+            with pytest.raises(UserError, match=r"^report .*skipped\.json: (is not a list|line 1 is not UTF-8)"):
+                make()
+
+
+def test_a_page_in_a_folder_whose_name_is_no_text_can_be_written(tmp_path: Path) -> None:
+    folder = write(tmp_path / "caf\udce9" / "a", [record("hop", 12.5)])
+    results_page([folder], tmp_path / "page.md")
+    assert "caf\\udce9" in (tmp_path / "page.md").read_text(encoding="utf-8")

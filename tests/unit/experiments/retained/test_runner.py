@@ -40,6 +40,11 @@ class Killed(BaseException):
     """Stands for SIGKILL."""
 
 
+def metrics_of(num_tokens: int, seconds: float) -> dict[str, Any]:
+    counts = {"num_output_tokens": num_tokens, "num_decode_tokens": num_tokens - 1, "ttft_s": 0.5}
+    return counts | {"decode_s": seconds, "decode_tokens_per_s": (num_tokens - 1) / seconds}
+
+
 @dataclass
 class FakeGroups:
     """Answers at once; gamma 4 is fastest. `fault` may raise in its place, or change the answer."""
@@ -56,7 +61,7 @@ class FakeGroups:
             "prompt_token_ids": [1, 2, 3],
             "text": "a text",
             "finish_reason": "length",
-            "metrics": {"num_decode_tokens": len(ids) - 1, "decode_s": seconds},
+            "metrics": metrics_of(len(ids), seconds),
             "plan": None,
             "versions": {},
             "machine": {},

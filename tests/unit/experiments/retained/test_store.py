@@ -12,9 +12,11 @@ from pearl_pp.experiments.retained import store as store_module
 from pearl_pp.experiments.retained.experiment import Experiment
 from pearl_pp.experiments.retained.job import MEASURE, Key
 from pearl_pp.experiments.retained.store import RESULTS, Skipped, Store, read_records, read_skipped, slug
+from tests.unit.experiments.retained import made_up
 
 EXPERIMENT = Experiment("mine", "a title", "abc", 1, 0, 1, (), {})
-RECORD = {"token_ids": [1, 2], "text": "zwei\u2028Zeilen\n"}
+RECORD = {name: value for name, value in made_up.record("hop", 5.0).items() if name != "key"}
+RECORD["text"] = "zwei\u2028Zeilen\n"
 
 
 def key(number: int) -> Key:
@@ -96,7 +98,9 @@ def test_the_folder_of_something_else_is_refused(tmp_path: Path, content: Any, e
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("line", ["x", "[]", "{}", '{"key": {"case": 1}}', "", json.dumps({"key": key(0).record()})])
+@pytest.mark.parametrize(
+    "line", ["x", "[]", "{}", '{"key": {"case": 1}}', "", json.dumps({**RECORD, "key": key(0).record()})]
+)
 def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
     with Store(tmp_path, EXPERIMENT) as store:
         store.add(key(0), RECORD)
@@ -163,3 +167,29 @@ def test_no_room_for_a_trace_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
         for write in (lambda: store.add_trace(key(0), {}), lambda: store.skip(Skipped("a", "b", "", "", "why"))):
             with pytest.raises(UserError, match="cannot be written: No space left"):
                 write()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("text", "text is missing"),
+        ("token_ids", "token_ids is missing"),
+        ("text_equals_oracle", "text_equals_oracle is missing"),
+        ("metrics", "metrics is missing"),
+    ],
+)
+def test_a_folder_in_which_something_is_missing_is_not_gone_on_with(tmp_path: Path, name: str, told: str) -> None:
+    with Store(tmp_path, EXPERIMENT) as store:
+        store.add(key(0), RECORD)
+        store.add(key(1), {key: value for key, value in RECORD.items() if key != name})
+    with pytest.raises(UserError, match=rf"^--out .*results\.jsonl: line 2 is not a whole record of a run: {told}$"):
+        Store(tmp_path, EXPERIMENT)
+
+
+def test_names_that_are_no_text_can_be_kept(tmp_path: Path) -> None:
+    odd = replace(EXPERIMENT, content={"options": {"target": "caf\udce9"}})
+    with Store(tmp_path, odd) as store:
+        store.add(key(0), RECORD | {"config": {"target": "caf\udce9"}})
+        store.skip(Skipped("case", "hop", "", "", "--target caf\udce9: no such folder"))
+    with Store(tmp_path, odd) as store:
+        assert store.records[key(0)]["config"] == {"target": "caf\udce9"}
