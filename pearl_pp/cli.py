@@ -1,7 +1,6 @@
 """Console script `pearl-pp`: `pearl-pp run -n 4 [options]` starts the main job on four ranks."""
 
 import argparse
-import errno
 import io
 import os
 import sys
@@ -12,7 +11,7 @@ from pearl_pp.config.flags import parse_flags
 from pearl_pp.config.reading import nearest
 from pearl_pp.console import launching
 from pearl_pp.console.arguments import count
-from pearl_pp.console.leaving import EXIT_FAILED, EXIT_INTERRUPTED
+from pearl_pp.console.leaving import EXIT_FAILED, EXIT_INTERRUPTED, of_stdout
 from pearl_pp.errors import UserError
 
 USAGE = """usage: pearl-pp run -n RANKS [options]
@@ -51,14 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _leave_stdout()
         return EXIT_FAILED
     except OSError as error:
-        if error.errno not in _OF_A_STREAM or error.filename is not None:
+        if (told := of_stdout(error)) is None:
             raise
         _leave_stdout()
-        return _told(UserError("standard output", None, f"cannot be written: {error.strerror}"))
-
-
-# No room, too large, a broken device: of files with a name, whoever writes them tells it.
-_OF_A_STREAM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+        return _told(told)
 
 
 def _leave_stdout() -> None:

@@ -82,8 +82,8 @@ def _lead(config: RunConfig, build: BuildEngine) -> int:
         for index, output in enumerate(engine.iterate(prompts, printer.text)):
             record.add(output)
             printer.finish(index, output)
-        engine.close()
         printer.summary(record.lines, record.totals())
+        engine.close()
     finally:
         printer.end_progress()
     return exit_code(record.lines)

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from pearl_pp.config.reading import Place, fault_in_file, read_yaml
-from pearl_pp.config.run_config import AutoOrCount, Handoff, PositiveInt
+from pearl_pp.config.run_config import AutoOrCount, AutoOrGamma, Handoff, PositiveInt
 from pearl_pp.errors import UserError
 
 Layer = Annotated[int, Field(ge=0)]
@@ -37,7 +37,7 @@ class PlacementFile(BaseModel):
     replicas: Replicas = ()
     fill: AutoOrCount = "auto"
     verify_interval: AutoOrCount = "auto"
-    gamma: AutoOrCount = "auto"
+    gamma: AutoOrGamma = "auto"
     handoff: Handoff = "auto"
 
     @field_validator("gamma", mode="before")

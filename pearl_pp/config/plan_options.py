@@ -6,10 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from pearl_pp.config.run_config import Handoff, PositiveFloat, PositiveInt
+from pearl_pp.config.run_config import AutoOrCount, AutoOrGamma, Handoff, PositiveFloat, PositiveInt
 from pearl_pp.simulation.profile import MOST_RANKS
 
-AutoOrCount = Literal["auto"] | PositiveInt
 # Far beyond any machine, as the numbers of a profile.
 Bandwidth = Annotated[float, Field(ge=0.1, le=1e6)]
 Latency = Annotated[float, Field(ge=0, le=1e9)]
@@ -41,7 +40,7 @@ class PlanOptions(BaseModel):
     layer_split: tuple[PositiveInt, ...] | None = None
     fill: AutoOrCount = "auto"
     verify_interval: AutoOrCount = "auto"
-    gamma: AutoOrCount = "auto"
+    gamma: AutoOrGamma = "auto"
     handoff: Handoff = "auto"
 
     top: PositiveInt = 10

@@ -14,6 +14,7 @@ from pearl_pp.errors import UserError
 PRESETS = ("auto", "dedicated", "single", "hop", "pipelined", "sharded")
 
 AutoOrCount = Literal["auto"] | Annotated[int, Field(ge=1)]
+AutoOrGamma = Literal["auto"] | Annotated[int, Field(ge=1, le=1000)]  # far more than any draft gets right in a row
 PositiveInt = Annotated[int, Field(ge=1)]
 Handoff = Literal["auto", "ship", "catchup"]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -65,7 +66,7 @@ class RunConfig(SamplingParams):
         default="pearl", description="PEARL, plain speculative decoding, or the target alone"
     )
     placement: str = Field(default="auto", description=f"where the draft works: {', '.join(PRESETS)}, or a FILE.yaml")
-    gamma: AutoOrCount = Field(default="auto", description="tokens drafted per verify interval; with sd, per round")
+    gamma: AutoOrGamma = Field(default="auto", description="tokens drafted per verify interval; with sd, per round")
     fill: AutoOrCount = Field(default="auto", description="slots after a restart in which a chunk may enter (F)")
     verify_interval: AutoOrCount = Field(default="auto", description="slots between two chunks after the fill (p)")
     layer_split: tuple[PositiveInt, ...] | None = Field(default=None, description="target layers of each stage")

@@ -5,6 +5,7 @@ and the others give it time: what they would say is the same mistake again, or t
 """
 
 import contextlib
+import errno
 import io
 import os
 import signal
@@ -65,7 +66,20 @@ def _exit_code(work: Callable[[int], int], rank: int) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
     except BaseException as error:
+        if isinstance(error, OSError) and (told := of_stdout(error)) is not None:
+            return report_user_error(told, rank)
         return report_failure(error, rank)
+
+
+# No room, too large, a broken device: of files with a name, whoever writes them tells it.
+_OF_A_STREAM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def of_stdout(error: OSError) -> UserError | None:
+    """What to tell of a standard output that takes no more; None: the error is of something else."""
+    if error.errno not in _OF_A_STREAM or error.filename is not None:
+        return None
+    return UserError("standard output", None, f"cannot be written: {error.strerror}")
 
 
 def own_rank() -> int:

@@ -9,12 +9,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pearl_pp.config import RunConfig
-from pearl_pp.config.reading import one_line
+from pearl_pp.config.reading import one_line, shortened
 from pearl_pp.console.prompts import label
 from pearl_pp.console.summary import Line, per_rank_table, requests_table
 from pearl_pp.runtime.request import Prompt, RequestOutput
 
 WIDTH_OF_A_FILE = 120
+_LONGEST_ERROR = 1000  # a path in it may be long, and what is wrong stands behind it
 
 
 class Printer:
@@ -97,7 +98,8 @@ class Printer:
             if index in self._streaming:  # the error does not stand behind half an answer
                 self._out.write("\n")
                 self._out.flush()
-            self._err.write(f"error in prompt {index + 1}: {one_line(output.error.removeprefix('prompt: '))}\n")
+            reason = shortened(output.error.removeprefix("prompt: "), _LONGEST_ERROR)
+            self._err.write(f"error in prompt {index + 1}: {reason}\n")
             self._err.flush()
         else:
             self._out.write("\n" if self._streams else output.text + "\n")

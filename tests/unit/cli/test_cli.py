@@ -87,7 +87,7 @@ def test_ctrl_c_is_an_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["run", "-n", "1", "--max-new-tokens", "2"]])
 def test_output_on_a_full_disk_is_one_line(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "pearl_pp.cli", *arguments]
     with open("/dev/full", "w") as full:

@@ -31,6 +31,7 @@ def message_of(*argv: str) -> str:
         (["--zzzz"], "--zzzz: no such option"),
         (["hello"], "argument hello: is not an option; prompts are given with --prompt"),
         (["--gamma", "0"], "--gamma 0: must be 'auto' or greater than or equal to 1"),
+        (["--gamma", "1000000000"], "--gamma 1000000000: must be 'auto' or less than or equal to 1000"),
         (["--gamma", "many"], "--gamma many: must be 'auto' or a whole number"),
         (["--temperature", "-1"], "--temperature -1: must be greater than or equal to 0"),
         (["--temperature", "nan"], "--temperature nan: must be a finite number"),
