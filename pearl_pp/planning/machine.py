@@ -118,13 +118,15 @@ def prefill_tokens_per_s(model: ModelSizes, bandwidth_gb_s: float) -> float:
 def scaled_pass_ms(model: ModelSizes, draft: ModelProfile, target: ModelProfile) -> float:
     """One token of another model on the same cards: on the line through the two models that are known.
 
-    A line, because a part of a pass (launches) does not grow with the weights.
+    A line, because a part of a pass (launches) does not grow with the weights. Where the two make no line that can be
+    (one size, or the larger is the faster), as much longer than the target's as it is larger.
 
     Args:
-        draft, target: both with `weights_gb`, the target's being more.
+        draft, target: both with `weights_gb`.
     """
     assert draft.weights_gb is not None and target.weights_gb is not None
-    slope = (target.one_token_ms - draft.one_token_ms) / (target.weights_gb - draft.weights_gb)
+    more_gb = target.weights_gb - draft.weights_gb
+    slope = (target.one_token_ms - draft.one_token_ms) / more_gb if more_gb else 0.0
     start = draft.one_token_ms - slope * draft.weights_gb
     if slope <= 0 or start < 0:
         return target.one_token_ms * model.read_bytes / GB / target.weights_gb

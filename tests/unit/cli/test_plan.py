@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pearl_pp import cli
 from pearl_pp.config import RunConfig, read_placement_file
@@ -90,6 +91,17 @@ def test_a_profile_is_enough_and_other_models_scale_it(tmp_path: Path, capsys: p
                 num_attention_heads=32, num_key_value_heads=32)  # fmt: skip
     assert cli.main(["plan", "--profile", MIXED, "--target", big]) == 0
     assert "target: pass 25" in capsys.readouterr().out  # between the profile's 0.5B (7.2 ms) and 14B (48.6 ms)
+
+
+def test_models_of_one_size_scale_another_one_by_its_weights(
+    pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = yaml.safe_load(Path(MIXED).read_text())
+    content["draft"]["weights_gb"] = content["target"]["weights_gb"]
+    profile = tmp_path / "same.yaml"
+    profile.write_text(yaml.safe_dump(content))
+    assert cli.main(["plan", "--profile", str(profile), *pair]) == 0
+    assert "scaled by weights" in capsys.readouterr().out
 
 
 def test_nothing_fits_is_exit_code_3_and_says_what_is_short(
