@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -169,6 +170,19 @@ def test_the_rank_that_failed_speaks_before_the_ranks_that_miss_it(
     of_peer, of_rank_2 = slept
     assert of_rank_2 < of_peer
     assert "error: rank 2 failed\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("variable", "looks_every_s"), [("CROSS_SIZE", 1.0), ("TORCHELASTIC_RUN_ID", 0.1)])
+def test_ranks_that_find_the_same_speak_further_apart_than_their_launcher_looks(
+    variable: str, looks_every_s: float, monkeypatch: pytest.MonkeyPatch, slept: list[float]
+) -> None:
+    for name in ("CROSS_SIZE", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "1")
+    for rank in range(10):
+        leaving.report_failure(ValueError("odd"), rank)
+    assert slept[0] == 0 and slept[-1] < 15
+    assert all(later - earlier > looks_every_s for earlier, later in pairwise(slept[: leaving.MOST_RANKS_IN_TURN]))
 
 
 @pytest.mark.case("P4")
