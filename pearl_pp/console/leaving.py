@@ -25,16 +25,16 @@ EXIT_INTERRUPTED = 130
 BEHIND_RANK_0 = 10.0
 BEHIND_CAUSE = 15.0  # where a peer is missed: longer than a rank with a mistake of its own waits for rank 0
 BEHIND_LOWER_RANK = 0.5
-BEHIND_LOWER_RANK_UNDER_DEEPSPEED = 1.5  # its launcher looks once a second whether a rank has failed
-MOST_RANKS_IN_TURN = 8  # all others speak with the last of these, if nobody has stopped them by then
+LONGEST_BEHIND_LOWER_RANK = 4.0
 AFTER_INTERRUPT = 5.0
 BETWEEN_LOOKS_AT_LAUNCHER = 1.0
 
 _STARTED = time.monotonic()
 
-# What a rank finds in its environment: who started it, and where it meets the others.
-_DEEPSPEED = "CROSS_SIZE"
-_LAUNCHERS = ("PEARL_PP_JOB", "TORCHELASTIC_RUN_ID", _DEEPSPEED)
+# What a rank finds in its environment: who started it (the last one is deepspeed's), how many there are on this machine
+# (the last one, too), and where it meets the others.
+_LAUNCHERS = ("PEARL_PP_JOB", "TORCHELASTIC_RUN_ID", "CROSS_SIZE")
+_NUM_HERE = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
 _MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
 
 
@@ -104,8 +104,10 @@ def report_failure(error: BaseException, rank: int) -> int:
 
     What has gone wrong between ranks is one line; anything else comes with its traceback.
     """
-    apart = BEHIND_LOWER_RANK_UNDER_DEEPSPEED if _DEEPSPEED in os.environ else BEHIND_LOWER_RANK
-    time.sleep(apart * min(rank, MOST_RANKS_IN_TURN) + _behind_cause(error))
+    behind = min(rank * BEHIND_LOWER_RANK, LONGEST_BEHIND_LOWER_RANK)
+    time.sleep(behind + _behind_cause(error))
+    if _has_another_left():  # it has spoken, and a launcher may look only once a second
+        time.sleep(BEHIND_CAUSE)
     trace = "".join(traceback.format_exception(error)).rstrip()
     if _is_between_ranks(error):
         _say(f"error: {error}")
@@ -218,6 +220,12 @@ def end_stopped_ranks() -> None:
             with contextlib.suppress(OSError):
                 os.kill(other.pid, signal.SIGTERM)
                 os.kill(other.pid, signal.SIGCONT)
+
+
+def _has_another_left() -> bool:
+    """Whether fewer ranks of this job than were started are on this machine; not where nobody has said how many."""
+    told = [os.environ[name] for name in _NUM_HERE if name in os.environ]
+    return bool(told) and told[0].isdecimal() and 1 + sum(1 for _ in _others_here()) < int(told[0])
 
 
 class _Other(NamedTuple):
