@@ -31,7 +31,8 @@ its end, with right answers.
 APART = """
 ## Around the ranks
 
-2 ranks. What has to do with a start is counted from it.
+2 ranks. What has to do with a start is counted from it; that ranks are missing is told 15 s after it at the earliest,
+when one with a mistake of its own has told that.
 
 """
 UNPLACED = "-"
