@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a name may hold what a terminal, or UTF-8, cannot show
     try:
         code = _exit_code(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the shell
+            sys.stdout.flush()
         return code
     except BrokenPipeError:  # whoever reads the output has seen enough, as `head` does
         _leave_stdout()

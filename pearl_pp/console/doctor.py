@@ -69,12 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _examine(options: argparse.Namespace, rank: int) -> int:
     from pearl_pp.console.diagnosis import Finding, diagnose
     from pearl_pp.runtime.machine import look_around
-    from pearl_pp.transport.base import TransportError
+    from pearl_pp.transport.base import CannotJoin, TransportError
     from pearl_pp.transport.torch_distributed import connect
 
     try:
         transport = connect(options.device, options.timeout)
-    except (UserError, TimeoutError, RuntimeError, ValueError, TransportError) as error:
+    except (UserError, CannotJoin, TimeoutError, RuntimeError, ValueError, TransportError) as error:
         if rank != 0:
             time.sleep(leaving.BEHIND_RANK_0)  # rank 0 tells, and the launcher then ends all
             raise

@@ -68,13 +68,13 @@ def _exit_code(work: Callable[[int], int], rank: int) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
     except BaseException as error:
-        if isinstance(error, OSError) and (told := of_stdout(error)) is not None:
+        if rank == 0 and isinstance(error, OSError) and (told := of_stdout(error)) is not None:
             return report_user_error(told, rank)
         return report_failure(error, rank)
 
 
-# No room, too large, a broken device: of files with a name, whoever writes them tells it.
-_OF_A_STREAM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+# No room, or too large: of files with a name, whoever writes them tells it.
+_OF_A_STREAM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def of_stdout(error: OSError) -> UserError | None:
@@ -105,9 +105,10 @@ def report_failure(error: BaseException, rank: int) -> int:
     What has gone wrong between ranks is one line; anything else comes with its traceback.
     """
     behind = min(rank * BEHIND_LOWER_RANK, LONGEST_BEHIND_LOWER_RANK)
-    time.sleep(behind + _behind_cause(error))
+    behind_cause = _behind_cause(error)
+    time.sleep(behind + behind_cause)
     if _has_another_left():  # it has spoken, and a launcher may look only once a second
-        time.sleep(BEHIND_CAUSE)
+        time.sleep(BEHIND_CAUSE - behind_cause)
     trace = "".join(traceback.format_exception(error)).rstrip()
     if _is_between_ranks(error):
         _say(f"error: {error}")
@@ -223,9 +224,11 @@ def end_stopped_ranks() -> None:
 
 
 def _has_another_left() -> bool:
-    """Whether fewer ranks of this job than were started are on this machine; not where nobody has said how many."""
+    """Whether fewer ranks of this job than were started are on this machine; no, where that cannot be seen."""
     told = [os.environ[name] for name in _NUM_HERE if name in os.environ]
-    return bool(told) and told[0].isdecimal() and 1 + sum(1 for _ in _others_here()) < int(told[0])
+    if not told or not told[0].isdecimal() or not _environment("/proc/self"):
+        return False
+    return 1 + sum(1 for _ in _others_here()) < int(told[0])
 
 
 class _Other(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.table import AddRow, Row, page
+from tests.faults.table import AddRow, Row, is_whole, page
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -16,9 +16,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def table(request: pytest.FixtureRequest) -> Iterator[AddRow]:
-    """Takes rows; they are written to the file of --faults-table unless a test has failed."""
+    """Takes rows; all are written to the file of --faults-table, if no test has failed and none is missing."""
     rows: list[Row] = []
     yield rows.append
     path = request.config.getoption("--faults-table")
-    if path and not request.session.testsfailed:
+    if path and is_whole(rows) and not request.session.testsfailed:
         Path(path).write_text(page(rows), encoding="utf-8")

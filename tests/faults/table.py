@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from pearl_pp.config.run_config import PRESETS
+from tests.faults.expected import EXPECTED
 from tests.faults.scene import TIMEOUT_S, Outcome
 
 NUM_RANKS = 3
@@ -37,6 +39,19 @@ when one with a mistake of its own has told that.
 """
 UNPLACED = "-"
 
+# Launchers take turns: each meets every fault and every placement.
+LAUNCHERS = ("pearl-pp run", "torchrun", "deepspeed", "pearl-pp run", "torchrun")
+PLACEMENTS = [name for name in PRESETS if name != "auto"]
+ROWS = [
+    (what, placement, LAUNCHERS[(i + j) % len(LAUNCHERS)])
+    for i, what in enumerate(EXPECTED)
+    for j, placement in enumerate(PLACEMENTS)
+]
+
+
+def name_of(what: str) -> str:
+    return what.removeprefix("is_").replace("_", " ")
+
 
 class Row(NamedTuple):
     """What became of one run. placement: UNPLACED where it has no part in it. told_s: None: nothing is said."""
@@ -64,6 +79,12 @@ def apart(fault: str, launcher: str, outcome: Outcome, told: str = "", rank: int
     ended_s = None if outcome.exit_code == 0 else outcome.ended_s
     kept = len(outcome.finished)
     return Row(fault, UNPLACED, launcher, rank, outcome.told_s(told), ended_s, outcome.exit_code, kept)
+
+
+def is_whole(rows: Sequence[Row]) -> bool:
+    """Whether there is a row for every fault in every placement."""
+    expected = {(name_of(what), placement, launcher) for what, placement, launcher in ROWS}
+    return {(row.fault, row.placement, row.launcher) for row in rows} >= expected
 
 
 def page(rows: Sequence[Row]) -> str:

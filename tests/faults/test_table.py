@@ -8,29 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pearl_pp.config.run_config import PRESETS
 from tests.faults.expected import EXPECTED, check
 from tests.faults.scene import NUM_PROMPTS, Scene
-from tests.faults.table import HEAD, NUM_RANKS, AddRow, Row
+from tests.faults.table import APART, HEAD, NUM_RANKS, ROWS, AddRow, Row, name_of
 
 pytestmark = pytest.mark.alone
 
 FEW_PROMPTS = 8  # where the run goes on to its end
-# Launchers take turns: each meets every fault and every placement.
-LAUNCHERS = ("pearl-pp run", "torchrun", "deepspeed", "pearl-pp run", "torchrun")
-PLACEMENTS = [name for name in PRESETS if name != "auto"]
-ROWS = [
-    (what, placement, LAUNCHERS[(i + j) % len(LAUNCHERS)])
-    for i, what in enumerate(EXPECTED)
-    for j, placement in enumerate(PLACEMENTS)
-]
-
-
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
-
-
-def name_of(what: str) -> str:
-    return what.removeprefix("is_").replace("_", " ")
 
 
 def pick_rank(what: str, placement: str) -> int:
@@ -71,3 +56,4 @@ def test_the_committed_table_is_of_these_tests(request: pytest.FixtureRequest) -
     assert text.startswith(re.sub(r"machine of \d+ cores", "machine of N cores", HEAD)), "make it again"
     for what, placement, launcher in ROWS:
         assert f"\n| {name_of(what)} | {placement} | {launcher} | " in text
+    assert APART in text

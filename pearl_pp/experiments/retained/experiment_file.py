@@ -14,8 +14,9 @@ OPTION = "--config"
 Count = Annotated[int, Field(ge=1, le=10_000, strict=True)]  # what fits into memory, and somebody could wait for
 Ranks = Annotated[int, Field(ge=1, le=1024, strict=True)]
 PromptLen = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
-Text = Annotated[str, Field(min_length=1, strict=True)]
-Values = Annotated[tuple[int | str, ...], Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1, max_length=4096, strict=True)]
+Name = Annotated[str, Field(min_length=1, max_length=200, strict=True)]  # part of what a record is called
+Values = Annotated[tuple[int | Name, ...], Field(min_length=1)]
 
 
 class _Entry(BaseModel):
@@ -50,7 +51,7 @@ class RowEntry(_Entry):
         each: values of one option or more, each combination a row for itself.
     """
 
-    name: Text
+    name: Name
     like: Text | None = None
     num_ranks: Ranks | None = None
     options: dict[Text, Any] = {}
@@ -64,8 +65,8 @@ Rows = Annotated[tuple[RowEntry, ...], Field(min_length=1)]
 class Published(_Entry):
     """A figure from elsewhere, shown beside ours. retained: in percent. what: of which workload."""
 
-    retained: Annotated[float, Field(gt=0)]
-    what: Text = ""
+    retained: Annotated[float, Field(gt=0, le=1e6)]
+    what: Name = ""
 
 
 class _WithRows(_Entry):
@@ -87,7 +88,7 @@ class CaseEntry(_WithRows):
         target, draft, ranks, prefill_tokens_per_s, link, acceptance: take the place of the emulated profile's.
     """
 
-    name: Text
+    name: Name
     num_ranks: Ranks | None = None
     options: dict[Text, Any] = {}
     workload: WorkloadEntry | None = None
@@ -116,7 +117,7 @@ class ExperimentFile(_WithRows):
         options: of RunConfig, for all rows.
     """
 
-    title: Text
+    title: Name
     num_ranks: Ranks
     rounds: Count = 3
     warm_up: Annotated[int, Field(ge=0, le=10_000, strict=True)] = 1

@@ -77,7 +77,7 @@ def plot_retained(lines: Sequence[Line], to: Path | IO[bytes]) -> None:
     _draw(axes, groups, quantity)
     modes = " and ".join(sorted({line.place.mode for line in lines})) or "nothing measured"
     titles = "; ".join(dict.fromkeys(line.place.title for line in lines))
-    axes.set_title(plain(f"{titles} ({modes})".strip()), fontsize=11, loc="left", wrap=True)
+    axes.set_title(f"{plain(titles)} ({plain(modes)})".strip(), fontsize=11, loc="left", wrap=True)
     figure.savefig(to, format="png", dpi=130, metadata={"Software": None})
 
 

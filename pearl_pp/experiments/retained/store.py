@@ -78,6 +78,8 @@ class Store:
         if key in self.records:
             raise ValueError(f"{key} has been run already")
         whole = {"key": key.record(), **record}
+        if (fault := fault_of(whole, Kept)) is not None:  # now, not when it is read
+            raise UserError(OPTION, self.out, f"cannot hold the record of this run: {fault}")
         line = encoded(json.dumps(whole, ensure_ascii=False, allow_nan=False) + "\n")
         before = os.fstat(self._results).st_size
         with writing(OPTION, self.out):

@@ -148,7 +148,7 @@ def plot_timeline(panels: Sequence[Panel], to: Path | IO[bytes], title: str) -> 
     all_axes[-1].tick_params(axis="x", labelsize=9)
     modes = " and ".join(sorted({panel.mode for panel in panels}))
     part = f", the first {len(panels)} of {num_panels} rows" if len(panels) < num_panels else ""
-    figure.suptitle(plain(f"{title} ({modes}{part})"), fontsize=12, x=0.01, ha="left")
+    figure.suptitle(f"{plain(title)} ({plain(modes)}{part})", fontsize=12, x=0.01, ha="left")
     figure.legend(*_legend(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     figure.savefig(to, format="png", dpi=130, metadata={"Software": None})
 

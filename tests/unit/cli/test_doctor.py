@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -14,7 +16,7 @@ from pearl_pp.console.doctor_report import print_report
 from pearl_pp.runtime.link_times import LinkTime
 from pearl_pp.runtime.machine import RankFacts
 from pearl_pp.transport import torch_distributed
-from pearl_pp.transport.base import RanksMissing
+from pearl_pp.transport.base import CannotJoin, RanksMissing
 
 GB = 10**9
 VERSIONS = {"pearl_pp": "1", "python": "3.11.0", "torch": "2.13.0", "transformers": "5.24.0", "deepspeed": "0.19"}
@@ -147,3 +149,17 @@ def test_a_rank_that_finds_no_rank_0_says_so_itself(
     monkeypatch.setattr(leaving.time, "sleep", sleep)
     assert doctor.main([]) == code
     assert capsys.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize("error", [RanksMissing("not all came"), CannotJoin("no address for eth7")])
+def test_rank_0_that_cannot_join_says_what_it_sees(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cannot(*_: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(torch_distributed, "connect", cannot)
+    assert doctor.main(["--json", str(tmp_path / "d.json")]) == 1
+    assert f"rank 0 cannot join the other ranks: {error}" in capsys.readouterr().out
+    assert json.loads((tmp_path / "d.json").read_text())["findings"]

@@ -17,6 +17,8 @@ import pytest
 from pearl_pp.console import launching
 from pearl_pp.errors import UserError
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).resolve().parents[3]
 
 # A rank: what it does is in the argument of its number; rank 0 holds the socket at which all meet.
@@ -162,7 +164,7 @@ def test_a_rank_that_leaves_with_a_failure_ends_the_stopped_ranks_of_its_job_alo
 
 LAUNCHES_AND_GOES = """
 import os, subprocess, sys
-place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23456", "PEARL_PP_JOB": "a job"}
+place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(os.getpid()), "PEARL_PP_JOB": "a job"}
 for rank, body in enumerate(sys.argv[1:]):
     command = [sys.executable, "-c", body]
     process = subprocess.Popen(command, env=os.environ | place | {"RANK": str(rank)}, stdout=subprocess.PIPE)

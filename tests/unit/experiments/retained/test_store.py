@@ -181,7 +181,12 @@ def test_no_room_for_a_trace_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_folder_in_which_something_is_missing_is_not_gone_on_with(tmp_path: Path, name: str, told: str) -> None:
     with Store(tmp_path, EXPERIMENT) as store:
         store.add(key(0), RECORD)
-        store.add(key(1), {key: value for key, value in RECORD.items() if key != name})
+        damaged = {key: value for key, value in RECORD.items() if key != name}
+        with pytest.raises(UserError, match=rf"^--out .*: cannot hold the record of this run: {told}$"):
+            store.add(key(1), damaged)
+        assert list(store.records) == [key(0)]
+    with (tmp_path / RESULTS).open("a") as file:
+        file.write(json.dumps({"key": key(1).record(), **damaged}) + "\n")
     with pytest.raises(UserError, match=rf"^--out .*results\.jsonl: line 2 is not a whole record of a run: {told}$"):
         Store(tmp_path, EXPERIMENT)
 
