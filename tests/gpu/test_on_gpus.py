@@ -10,6 +10,8 @@ import torch
 from tests.gpu import check_gpus, checks
 from tests.gpu.checks import CHECKS, Row, rows_of
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

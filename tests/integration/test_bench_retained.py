@@ -17,6 +17,8 @@ import yaml
 
 from tests.integration.commands import MARK, ROOT, command, still_running
 
+pytestmark = pytest.mark.alone
+
 RANKS_ARE_GONE_S = 20.0
 EXPERIMENT = {
     "title": "Tiny",

@@ -18,6 +18,8 @@ from pearl_pp.experiments.retained.rows import ROWS
 from tests.integration.commands import Finished, command
 from tests.unit.simulation.machines import save_profile
 
+pytestmark = pytest.mark.alone
+
 N = 2
 NUM_TOKENS = 12
 # Whatever decides when a text ends, and what it is.

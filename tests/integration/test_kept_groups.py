@@ -23,6 +23,8 @@ from pearl_pp.experiments.retained.job import ENGINE, HF, HF_PIPELINE, Job
 from pearl_pp.runtime.request import Prompt
 from tests.integration.commands import MARK, ROOT, still_running
 
+pytestmark = pytest.mark.alone
+
 PROMPT = Prompt(text="def f(x):\n", params=SamplingParams(max_new_tokens=24))
 PLAIN = Job(2, ENGINE, {"strategy": "ar"}, PROMPT)
 

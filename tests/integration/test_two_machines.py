@@ -20,6 +20,8 @@ from pearl_pp import builtin
 from tests.integration.commands import MARK, ROOT, still_running
 from tests.pairs import oracle
 
+pytestmark = pytest.mark.alone
+
 RECIPE = ROOT / "launch" / "two_nodes.sh"
 PROMPT = builtin.prompts()[0]
 NUM_TOKENS = 40

@@ -24,6 +24,7 @@ def _none_or_enough(value: float) -> float:
 
 
 Name = Annotated[str, Field(max_length=_LONGEST_NAME, strict=True)]
+Time = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False, strict=True)]  # before or after another
 Amount = Annotated[float, Field(ge=0, le=_LARGEST, allow_inf_nan=False, strict=True)]
 Divisor = Annotated[Amount, AfterValidator(_none_or_enough)]
 Count = Annotated[int, Field(ge=0, le=int(_LARGEST), strict=True)]

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from pearl_pp.config.reading import one_line
 from pearl_pp.experiments.retained.plots import BLUE, GREEN, GREY, ORANGE, RED, plain
-from pearl_pp.experiments.retained.recorded import Amount, Count, Name, first_fault
+from pearl_pp.experiments.retained.recorded import Amount, Count, Name, Time, first_fault
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +80,7 @@ class _Event(BaseModel):
     pid: Annotated[int, Field(ge=0, lt=_MOST_RANKS, strict=True)]
     cat: Name
     name: Name
-    ts: Amount
+    ts: Time  # ranks set their clocks by messages: the first bars may be a little before the start
     dur: Amount
     args: _Args
 

@@ -174,6 +174,7 @@ def test_a_users_mistake_found_by_a_program_keeps_its_line(tmp_path: Path, monke
         program.close()
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_short_real_run(tmp_path: Path) -> None:

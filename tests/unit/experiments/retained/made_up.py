@@ -115,7 +115,10 @@ def trace(num_ranks: int = 2, pass_us: int = 1000, mode: str = "emulated") -> di
         name = f"{track} {fate}".strip()
         return {"ph": "X", "pid": rank, "tid": 1, "name": name, "cat": track, "ts": start, "dur": length, "args": args}
 
-    rows: list[dict[str, Any]] = [{"ph": "M", "pid": 0, "tid": 0, "name": "process_name", "args": {"name": "rank 0"}}]
+    rows: list[dict[str, Any]] = [
+        bar(0, "waiting", "", -3, 2),
+        {"ph": "M", "pid": 0, "tid": 0, "name": "process_name", "args": {"name": "rank 0"}},
+    ]
     for chunk in range(10):
         begin, fate = chunk * num_ranks * pass_us, "accepted" if chunk % 3 else "rejected"
         rows += [bar(r, "target", fate, begin + r * pass_us, pass_us, chunk=chunk) for r in range(num_ranks)]
