@@ -19,9 +19,9 @@ What became of runs in which something goes wrong, made on a machine of {os.cpu_
 python -m pytest tests/faults -m "long or not long" --faults-table docs/faults.md
 ```
 
-Runs of the embedded pair with `--timeout {TIMEOUT_S:g}`. *told*: from the fault to the line that names it; *all gone*:
-to the end of the last process; *kept*: requests in the `--json` file at the end, each of them whole. In no row was a
-process left, or the port taken. `torchrun` has one exit code for all failures.
+Real runs of the embedded pair with `--timeout {TIMEOUT_S:g}`. *told*: from the fault to the line that names it;
+*all gone*: to the end of the last process; *kept*: requests in the `--json` file at the end, each of them whole. In no
+row was a process left, or the port taken. `torchrun` has one exit code for all failures.
 
 ## On one of the ranks
 

@@ -24,7 +24,7 @@ from pearl_pp.experiments.retained.workloads import SETS, load_workload
 from tests.fuzz.odd_values import ODD_FILES, as_yaml, changed, torn
 from tests.fuzz.test_odd_files import QUICK, is_one_clear_line
 from tests.unit.experiments.retained import made_up
-from tests.unit.experiments.retained.test_runner import FakeGroups, experiment_of
+from tests.unit.experiments.retained.fake_groups import FakeGroups, experiment_of
 
 PROFILE = Path(__file__).resolve().parents[2] / "configs" / "profiles" / "even_c8.yaml"
 

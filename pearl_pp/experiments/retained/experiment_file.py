@@ -8,11 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from pearl_pp.config.reading import Place, fault_in_file, read_yaml
 from pearl_pp.errors import UserError
+from pearl_pp.simulation.profile import MOST_RANKS
 
 OPTION = "--config"
 
 Count = Annotated[int, Field(ge=1, le=10_000, strict=True)]  # what fits into memory, and somebody could wait for
-Ranks = Annotated[int, Field(ge=1, le=1024, strict=True)]
+Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS, strict=True)]
 PromptLen = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
 Text = Annotated[str, Field(min_length=1, max_length=4096, strict=True)]
 Name = Annotated[str, Field(min_length=1, max_length=200, strict=True)]  # part of what a record is called

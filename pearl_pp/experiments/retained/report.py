@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from pearl_pp.errors import UserError
 from pearl_pp.experiments.retained.captions import captions
@@ -67,7 +66,8 @@ def read_folder(folder: Path) -> tuple[list[Record], list[Skipped]]:
 
 def _write(records: Sequence[Record], skipped: Sequence[Skipped], out: Path, pictures: Sequence[str]) -> None:
     of_rows = lines(records)
-    _write_picture(out / BARS, lambda file: plot_retained(of_rows, file))
+    with replacing("--out", out / BARS) as picture:
+        plot_retained(of_rows, picture)
     text = markdown(of_rows, captions(records, skipped), sweeps(records), pictures)
     write_whole("--out", out / CSV, csv_text(of_rows))
     write_whole("--out", out / TABLE, text)
@@ -89,7 +89,8 @@ def _write_timeline(out: Path, of_rows: Sequence[Line]) -> bool:
         raise UserError(OPTION, out, f"{error}; remove it to do without its picture") from None
     case = "" if place.case in place.title else f", {place.case}"
     title = f"A few windows of: {place.title}{case}"
-    _write_picture(out / TIMELINE, lambda file: plot_timeline(panels, file, title))
+    with replacing("--out", out / TIMELINE) as picture:
+        plot_timeline(panels, picture, title)
     return True
 
 
@@ -99,9 +100,3 @@ def _trace(out: Path, line: Line) -> Path:
 
 def _panel_title(line: Line) -> str:
     return f"{line.row}, {line.ranks} ranks: {line.how}"
-
-
-def _write_picture(path: Path, draw: Callable[[IO[bytes]], None]) -> None:
-    """Replace a picture whole; raises UserError where it cannot be written."""
-    with replacing("--out", path) as file:
-        draw(file)

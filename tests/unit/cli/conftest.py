@@ -35,11 +35,14 @@ def metrics_of(num_tokens: int, *, num_draft_tokens: int = 4) -> dict[str, Any]:
 
 @dataclass
 class FakeEngine:
-    """Answers `<prompt>!` in two pieces; raises `fault` in place of the answer numbered `fault_at`."""
+    """Answers `<prompt>!` in two pieces; raises `fault` in place of the answer numbered `fault_at`, and
+    `fault_at_close` once it is closed.
+    """
 
     config: RunConfig
     fault: BaseException | None = None
     fault_at: int = 0
+    fault_at_close: BaseException | None = None
     num_draft_tokens: int = 4
     after_each: Callable[[], None] = lambda: None
     seen: list[Prompt] = field(default_factory=list)
@@ -68,6 +71,8 @@ class FakeEngine:
 
     def close(self) -> None:
         self.closed = True
+        if self.fault_at_close is not None:
+            raise self.fault_at_close
 
 
 @dataclass

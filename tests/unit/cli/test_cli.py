@@ -95,6 +95,12 @@ def test_output_on_a_full_disk_is_one_line(arguments: list[str]) -> None:
     assert (done.returncode, done.stderr) == (2, "error: standard output: cannot be written: No space left on device\n")
 
 
+def test_a_standard_output_that_is_closed_is_no_fault() -> None:
+    command = f"{sys.executable} -m pearl_pp.cli plan --help >&-"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_fault_of_another_file_is_not_the_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (
         FileNotFoundError(2, "No such file", "x"),

@@ -1,5 +1,6 @@
 """Who speaks when a run ends badly, and that every process gets out."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -87,6 +88,39 @@ def test_a_rank_is_silent_where_another_one_has_left_already(
             other.stdout.readline()
         leaving.report_failure(ValueError("odd"), 0)
     assert slept == [0.0, leaving.BEHIND_CAUSE] if is_silent else slept == [0.0]
+
+
+def test_where_other_processes_cannot_be_seen_none_has_left(
+    monkeypatch: pytest.MonkeyPatch, slept: list[float]
+) -> None:
+    for name, value in {"MASTER_ADDR": "a", "MASTER_PORT": "1", "RANK": "0", "LOCAL_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(leaving, "_environment", lambda _: {})
+    leaving.report_failure(ValueError("odd"), 0)
+    assert slept == [0.0]
+
+
+def test_a_rank_that_misses_a_peer_and_sees_another_leave_waits_once(
+    monkeypatch: pytest.MonkeyPatch, slept: list[float]
+) -> None:
+    from pearl_pp.transport.base import Channel, PeerLost
+
+    monkeypatch.setattr(leaving, "_has_another_left", lambda: True)
+    leaving.report_failure(PeerLost(0, 2, Channel.CONTROL, "connection reset"), 0)
+    assert sum(slept) == leaving.BEHIND_CAUSE
+
+
+def test_only_rank_0_writes_to_standard_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert run.main([], full) == 2
+    assert capsys.readouterr().err == "error: standard output: cannot be written: No space left on device\n"
+    monkeypatch.setenv("RANK", "1")
+    assert run.main([], full) == 1
+    assert capsys.readouterr().err.startswith("error: rank 1 failed\n")
 
 
 @pytest.mark.case("P4")

@@ -58,7 +58,9 @@ def test_the_seed_drawn_is_given_to_the_engine_printed_and_recorded(
 def test_one_bad_prompt_leaves_the_others_answered_and_exit_code_1(
     make_factory: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prompts = tmp_path / "p.jsonl"
+    folder = tmp_path / ("x" * 150)  # a long name does not hide what is wrong
+    folder.mkdir()
+    prompts = folder / "p.jsonl"
     prompts.write_text('{"prompt": "abc"}\nnot json\n{"prompt": "de"}\n')
     path = tmp_path / "r.json"
     assert run.main(["--prompts", str(prompts), "--json", str(path)], make_factory()) == 1
@@ -67,6 +69,16 @@ def test_one_bad_prompt_leaves_the_others_answered_and_exit_code_1(
     assert "abc!\n" in shown.out and "de!\n" in shown.out
     requests = json.loads(path.read_text())["requests"]
     assert [bool(request["error"]) for request in requests] == [False, True, False]
+
+
+def test_a_trace_that_cannot_be_written_does_not_cost_the_summary(
+    make_factory: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fault = UserError("--trace", "t.json", "cannot be written: No space left on device")
+    assert run.main(["-p", "abc"], make_factory(fault_at_close=fault)) == 2
+    shown = capsys.readouterr()
+    assert shown.err == "error: --trace t.json: cannot be written: No space left on device\n"
+    assert "tokens/s" in shown.out
 
 
 @pytest.mark.case("S6")

@@ -37,6 +37,15 @@ def test_a_dollar_sign_in_a_name_is_no_mathematics(tmp_path: Path) -> None:
     plot_timeline([panel], tmp_path / "timeline.png", "$x_{$")
 
 
+def test_a_long_title_still_says_whether_the_numbers_are_real(drawn: list[Figure], tmp_path: Path) -> None:
+    experiment = {"name": "x", "title": "x" * 200, "digest": "d"}
+    plot_retained(lines([record("ar", 1.0, experiment=experiment)]), tmp_path / "retained.png")
+    assert drawn[0].axes[0].get_title(loc="left").endswith("... (emulated)")
+    panel = Panel("hop", "real", 1, (Bar(0, "target", "accepted", 0.0, 1.0, None),))
+    plot_timeline([panel], tmp_path / "timeline.png", "x" * 200)
+    assert drawn[1].get_suptitle().endswith("... (real)")
+
+
 def test_a_bar_for_each_row_with_its_interval_and_the_published_mark(drawn: list[Figure], tmp_path: Path) -> None:
     plot_retained(lines(experiment()), tmp_path / "retained.png")
     axes = drawn[0].axes[0]
