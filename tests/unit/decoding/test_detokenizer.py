@@ -70,6 +70,14 @@ def test_byte_tokens_and_leading_spaces_decode_as_a_whole_text_does(words: list[
     assert detokenizer.flush() == ""
 
 
+@pytest.mark.parametrize("character", ["é", "日", "🙂"])
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_a_long_run_of_byte_tokens_is_cut_between_characters(character: str, before: int) -> None:
+    ids = list(("a" * before + character * 100).encode())
+    detokenizer = Detokenizer(with_byte_tokens())
+    assert "".join(detokenizer.push([token]) for token in ids) == "a" * before + character * 100
+
+
 @given(
     st.lists(st.integers(0, len(with_byte_tokens()) - 1), max_size=40),
     st.lists(st.integers(0, 40), max_size=4),
